@@ -1,0 +1,43 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check wheel bench forget clean
+
+demo: .venv/installed
+	$(BIN)/transduce demo
+
+test: .venv/installed
+	$(BIN)/pytest
+
+check: .venv/installed wheel
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest tests/test_promises.py
+
+# The wheel, imported where there is nothing else but PyTorch and NumPy.
+wheel: .venv/installed
+	rm -rf build dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist >/dev/null
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/pip install --quiet "torch>=2.11,<2.14" numpy
+	build/empty/bin/pip install --quiet --no-deps dist/*.whl
+	cd build && empty/bin/python -c "import transduce; print('transduce', transduce.__version__, 'imports from', transduce.__file__)"
+
+bench: .venv/installed
+	$(BIN)/python benchmarks/loss.py
+	$(BIN)/python benchmarks/lstm.py
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $@
+
+# Numba does not see that what a kernel calls has changed.
+forget:
+	find transduce -name '*.nb[ic]' -delete
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find transduce tests -name __pycache__ -prune -exec rm -rf {} +
