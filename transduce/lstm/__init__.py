@@ -1,0 +1,1 @@
+"""Long Short-Term Memory with peepholes (Eqs. 4-8)."""

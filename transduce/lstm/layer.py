@@ -1,0 +1,161 @@
+"""The one door to the LSTM: `PeepholeLSTM`, layers and directions of Eqs. 4-8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from types import ModuleType
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+Backend = Literal["auto", "reference", "cpu", "triton"]
+State = tuple[Tensor, Tensor]  # h and s, each [num_layers * directions, B, H]
+
+
+class PeepholeLSTM(nn.Module):
+    """Long Short-Term Memory with peepholes, batch first.
+
+    The input and forget gates see the state s(n-1), the output gate s(n), each through a diagonal
+    matrix; all four sums have a bias. `dropout` acts between layers. With `bidirectional`, a
+    second set of weights scans each sequence from its own last frame, and each layer's output is
+    the two side by side.
+
+    The inputs x are vectors [B, N, input_size], or ids [B, N]: id k stands for the one-hot vector
+    whose k-th element is one, k counting from 1, and id 0 for the vector of zeros. Ids are looked
+    up, so input_size may be large. `lengths` [B] says how many of the N frames each sequence has;
+    the others are ignored, and the output there is zero. `state`, the pair (h, s) that an earlier
+    call returned, continues where it ended; each is [num_layers * directions, B, hidden_size].
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        *,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        for name, size in (
+            ("input_size", input_size),
+            ("hidden_size", hidden_size),
+            ("num_layers", num_layers),
+        ):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, not {size}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), not {dropout}")
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.num_directions = 2 if bidirectional else 1
+        self.dropout, self.backend = dropout, backend
+        between = hidden_size * self.num_directions
+        sizes = [input_size] + [between] * (num_layers - 1)
+        self.layers = nn.ModuleList(
+            _Layer(size, hidden_size, self.num_directions) for size in sizes
+        )
+
+    def forward(
+        self, x: Tensor, lengths: Tensor | None = None, state: State | None = None
+    ) -> tuple[Tensor, State]:
+        """The outputs [B, N, hidden_size * directions] of the last layer, and the last state."""
+        lengths = self._checked(x, lengths, state)
+        module = load(self.backend, x)
+        D = self.num_directions
+        if state is None:
+            zeros = self._first.biases.new_zeros(self.num_layers * D, len(x), self.hidden_size)
+            state = zeros, zeros
+        last_h, last_s = [], []
+        for i, layer in enumerate(cast(Iterable[_Layer], self.layers)):
+            if i > 0 and self.dropout:
+                x = nn.functional.dropout(x, self.dropout, self.training)
+            h, s = (part[i * D : (i + 1) * D] for part in state)
+            x, h, s = module.layer(x, lengths, *layer.weights(), h, s)
+            last_h.append(h)
+            last_s.append(s)
+        return x, (torch.cat(last_h), torch.cat(last_s))
+
+    def _checked(self, x: Tensor, lengths: Tensor | None, state: State | None) -> Tensor:
+        """The lengths as int64; ValueError where the arguments do not go together."""
+        weights = self._first.biases
+        if x.is_floating_point():
+            if x.ndim != 3 or x.shape[2] != self.input_size:
+                raise ValueError(f"x must be [B, N, {self.input_size}], not {list(x.shape)}")
+            if x.dtype != weights.dtype:
+                raise ValueError(f"x is {x.dtype}, but the weights are {weights.dtype}")
+        elif x.ndim != 2:
+            raise ValueError(f"x must be ids [B, N], not {list(x.shape)}")
+        if x.shape[0] == 0 or x.shape[1] == 0:
+            raise ValueError(f"x must have a sequence and a frame, not {list(x.shape)}")
+        if x.device != weights.device:
+            raise ValueError(f"x is on {x.device}, but the weights are on {weights.device}")
+        B, N = x.shape[:2]
+        if lengths is None:
+            lengths = torch.full((B,), N, device=x.device)
+        if lengths.shape != (B,) or lengths.is_floating_point():
+            raise ValueError(f"lengths must be integers [B] = [{B}], not {list(lengths.shape)}")
+        if x.device.type == "cpu":  # on a GPU a look at the values would wait for it
+            for b, length in enumerate(lengths.tolist()):
+                if not 0 <= length <= N:
+                    raise ValueError(f"lengths[{b}] must be between 0 and {N}, not {length}")
+            if x.ndim == 2:
+                _check_ids(x, lengths, self.input_size)
+        shape = (self.num_layers * self.num_directions, B, self.hidden_size)
+        for name, part in zip("hs", state or (), strict=False):
+            if part.shape != shape:
+                raise ValueError(
+                    f"the state's {name} must be {list(shape)}, not {list(part.shape)}"
+                )
+        return lengths.long().contiguous()
+
+    @property
+    def _first(self) -> _Layer:
+        return cast(_Layer, self.layers[0])
+
+    def extra_repr(self) -> str:
+        directions = ", bidirectional=True" if self.num_directions == 2 else ""
+        return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}{directions}"
+
+
+class _Layer(nn.Module):
+    """The weights of one layer, its directions stacked; the gates in the order of Eqs. 4-7."""
+
+    def __init__(self, input_size: int, hidden_size: int, num_directions: int) -> None:
+        super().__init__()
+        D, H = num_directions, hidden_size
+        self.input_weights = nn.Parameter(torch.empty(D, 4 * H, input_size))
+        self.hidden_weights = nn.Parameter(torch.empty(D, 4 * H, H))
+        self.peepholes = nn.Parameter(torch.empty(D, 3, H))  # to input, forget and output gates
+        self.biases = nn.Parameter(torch.empty(D, 4 * H))
+        for weights in self.parameters():
+            nn.init.uniform_(weights, -0.1, 0.1)
+
+    def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.input_weights, self.hidden_weights, self.peepholes, self.biases
+
+
+def load(backend: Backend, x: Tensor) -> ModuleType:
+    """The backend's module: the one asked for, or the one for the device of x."""
+    if backend == "auto":
+        backend = "triton" if x.is_cuda else "cpu"
+    if backend == "cpu" and x.device.type != "cpu":
+        raise ValueError(f"backend 'cpu' needs tensors on the CPU; x is on {x.device}")
+    if backend == "triton":
+        # TODO: goes when triton_kernels.py is there.
+        raise NotImplementedError("backend 'triton' is not there yet; move the model to the CPU")
+    if backend not in ("reference", "cpu"):
+        raise ValueError(f"backend must be auto, reference, cpu or triton, not {backend!r}")
+    return import_module(f"transduce.lstm.{backend}")
+
+
+def _check_ids(ids: Tensor, lengths: Tensor, input_size: int) -> None:
+    outside = (ids < 0) | (ids > input_size)
+    outside &= torch.arange(ids.shape[1]) < lengths[:, None]
+    if outside.any():
+        b, n = outside.nonzero()[0].tolist()
+        raise ValueError(
+            f"x has id {int(ids[b, n])} at position {n} of item {b}; ids are 0 to {input_size}"
+        )

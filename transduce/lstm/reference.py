@@ -1,0 +1,91 @@
+"""The peephole LSTM as the paper writes it: a loop over the frames, differentiated by PyTorch.
+
+Every other backend is tested against this one, so it is kept plain.
+"""
+
+import torch
+from torch import Tensor
+
+
+def step(
+    i: Tensor,  # [B, 4 H], the inputs' part of the four sums, biases included
+    h: Tensor,  # [B, H], h(n-1)
+    s: Tensor,  # [B, H], s(n-1)
+    hidden_weights: Tensor,  # [4 H, H]
+    peepholes: Tensor,  # [3, H], the diagonals of W_sα, W_sβ, W_sγ
+) -> tuple[Tensor, Tensor]:
+    """h(n) and s(n) of one step (Eqs. 4-8)."""
+    to_input, to_forget, to_state, to_output = (i + h @ hidden_weights.T).chunk(4, dim=1)
+    input_gate = torch.sigmoid(to_input + peepholes[0] * s)  # Eq. 4
+    forget_gate = torch.sigmoid(to_forget + peepholes[1] * s)  # Eq. 5
+    s = forget_gate * s + input_gate * torch.tanh(to_state)  # Eq. 6
+    output_gate = torch.sigmoid(to_output + peepholes[2] * s)  # Eq. 7
+    return output_gate * torch.tanh(s), s  # Eq. 8
+
+
+def layer(
+    x: Tensor,  # [B, N, I], or ids [B, N]
+    lengths: Tensor,  # [B]
+    input_weights: Tensor,  # [D, 4 H, I]
+    hidden_weights: Tensor,  # [D, 4 H, H]
+    peepholes: Tensor,  # [D, 3, H]
+    biases: Tensor,  # [D, 4 H]
+    h: Tensor,  # [D, B, H], before the first frame
+    s: Tensor,  # [D, B, H]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One layer of D directions: its outputs [B, N, D H] and the last h and s, each [D, B, H]."""
+    outputs, last_h, last_s = [], [], []
+    for d in range(len(input_weights)):
+        frames = reverse(x, lengths) if d == 1 else x
+        output, h_d, s_d = direction(
+            frames,
+            lengths,
+            input_weights[d],
+            hidden_weights[d],
+            peepholes[d],
+            biases[d],
+            h[d],
+            s[d],
+        )
+        outputs.append(reverse(output, lengths) if d == 1 else output)
+        last_h.append(h_d)
+        last_s.append(s_d)
+    return torch.cat(outputs, dim=2), torch.stack(last_h), torch.stack(last_s)
+
+
+def direction(
+    x: Tensor,
+    lengths: Tensor,
+    input_weights: Tensor,
+    hidden_weights: Tensor,
+    peepholes: Tensor,
+    biases: Tensor,
+    h: Tensor,
+    s: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One direction; past a sequence's end its output is zero and its h and s stay."""
+    mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    x = torch.where(mask if x.ndim == 2 else mask[..., None], x, 0)
+    inputs = one_hot(x, input_weights) if x.ndim == 2 else x
+    outputs = []
+    for n in range(x.shape[1]):
+        inside = mask[:, n, None]
+        i = inputs[:, n] @ input_weights.T + biases
+        new_h, new_s = step(i, h, s, hidden_weights, peepholes)
+        h, s = torch.where(inside, new_h, h), torch.where(inside, new_s, s)
+        outputs.append(torch.where(inside, new_h, 0.0))
+    return torch.stack(outputs, dim=1), h, s
+
+
+def one_hot(ids: Tensor, input_weights: Tensor) -> Tensor:
+    """Ids [B, N] as vectors [B, N, I]: id k is all zero but for its k-th element, id 0 is zero."""
+    vectors = torch.nn.functional.one_hot(ids.long(), input_weights.shape[1] + 1)
+    return vectors[..., 1:].to(input_weights.dtype)
+
+
+def reverse(x: Tensor, lengths: Tensor) -> Tensor:
+    """Each sequence [N, ...] reversed from its own last frame; the padding stays where it is."""
+    frames = torch.arange(x.shape[1], device=x.device)
+    mirrored = lengths[:, None] - 1 - frames
+    at = torch.where(mirrored >= 0, mirrored, frames)
+    return x[torch.arange(len(x), device=x.device)[:, None], at]
