@@ -1,0 +1,160 @@
+"""The transcription network, the prediction network, and the two together (Eqs. 2-3, 9-11)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from transduce.alphabet import NULL
+from transduce.lstm.layer import Backend, PeepholeLSTM, State
+
+
+class PredictionNetwork(nn.Module):
+    """𝒢: scans the labels y and outputs the prediction vectors g (Eqs. 2-3).
+
+    A label is a one-hot vector and null the vector of zeros, so the input layer has num_labels
+    units. The output layer has one more, for null; `with_null=False` leaves that one out, which
+    makes the standalone next-label predictor of the paper's experiments: its output k is label k+1.
+    """
+
+    def __init__(
+        self,
+        num_labels: int,
+        hidden_size: int = 128,
+        num_layers: int = 1,
+        dropout: float = 0.0,
+        with_null: bool = True,
+        *,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        self.num_labels, self.with_null = num_labels, with_null
+        self.lstm = PeepholeLSTM(
+            num_labels, hidden_size, num_layers, dropout=dropout, backend=backend
+        )
+        self.output = _output_layer(hidden_size, num_labels + with_null)
+
+    def forward(self, labels: Tensor) -> Tensor:
+        """g [B, U+1, K+1] from y [B, U], with null prepended. Padding labels only affect
+        what comes after them."""
+        start = labels.new_full((len(labels), 1), NULL)
+        hidden, _ = self.lstm(torch.cat([start, labels], dim=1))  # Eq. 2
+        prediction: Tensor = self.output(hidden)  # Eq. 3
+        return prediction
+
+    def step(self, labels: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """g [B, K+1] after one more label each [B], and the state to go on from.
+
+        The first step takes null and no state.
+        """
+        hidden, state = self.lstm(labels[:, None], state=state)
+        return self.output(hidden[:, 0]), state
+
+
+class TranscriptionNetwork(nn.Module):
+    """ℱ: scans the input sequence x and outputs the transcription vectors f (Eqs. 9-11).
+
+    Bidirectional as in the paper, or forward only. Inputs are vectors [B, T, input_size], or ids
+    [B, T] of one-hot vectors, id 0 being the vector of zeros. `pooling` n > 1 averages the first
+    layer's outputs over every n frames, so that what follows is n times shorter: the lengths
+    returned are those of the output. The last average may be of fewer frames.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        num_labels: int,
+        hidden_size: int = 128,
+        num_layers: int = 1,
+        bidirectional: bool = True,
+        dropout: float = 0.0,
+        pooling: int = 1,
+        *,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        if pooling < 1:
+            raise ValueError(f"pooling must be at least 1, not {pooling}")
+        self.pooling, self.dropout = pooling, dropout
+        width = hidden_size * (2 if bidirectional else 1)
+        first = (
+            1 if pooling > 1 else num_layers
+        )  # pooling comes between the first layer and the rest
+        self.lstm = PeepholeLSTM(
+            input_size, hidden_size, first, bidirectional, dropout, backend=backend
+        )
+        self.upper_lstm = (
+            PeepholeLSTM(
+                width, hidden_size, num_layers - first, bidirectional, dropout, backend=backend
+            )
+            if num_layers > first
+            else None
+        )
+        self.output = _output_layer(width, num_labels + 1)
+
+    def forward(self, frames: Tensor, num_frames: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """f [B, T, K+1] and each utterance's own number of vectors, [B]."""
+        if num_frames is None:
+            num_frames = torch.full((len(frames),), frames.shape[1], device=frames.device)
+        hidden, _ = self.lstm(frames, num_frames)  # Eqs. 9-10
+        if self.pooling > 1:
+            hidden, num_frames = average_frames(hidden, num_frames, self.pooling)
+        if self.upper_lstm is not None:
+            hidden = nn.functional.dropout(hidden, self.dropout, self.training)
+            hidden, _ = self.upper_lstm(hidden, num_frames)
+        return self.output(hidden), num_frames  # Eq. 11
+
+
+class Transducer(nn.Module):
+    """Both networks: what they output is what `transducer_loss` takes.
+
+    transcription, num_frames = model.transcription_network(frames, num_frames)
+    prediction = model.prediction_network(labels)
+    loss = transducer_loss(transcription, prediction, labels, num_frames, num_labels)
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        num_labels: int,
+        hidden_size: int = 128,
+        num_layers: int = 1,
+        bidirectional: bool = True,
+        dropout: float = 0.0,
+        pooling: int = 1,
+        *,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        self.transcription_network = TranscriptionNetwork(
+            *(input_size, num_labels, hidden_size, num_layers, bidirectional, dropout, pooling),
+            backend=backend,
+        )
+        self.prediction_network = PredictionNetwork(num_labels, hidden_size, backend=backend)
+
+    def forward(
+        self, frames: Tensor, num_frames: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """f [B, T, K+1], g [B, U+1, K+1] and the numbers of transcription vectors [B]."""
+        transcription, num_frames = self.transcription_network(frames, num_frames)
+        return transcription, self.prediction_network(labels), num_frames
+
+
+def average_frames(hidden: Tensor, num_frames: Tensor, pooling: int) -> tuple[Tensor, Tensor]:
+    """The averages of every `pooling` frames [B, ceil(T / pooling), ...], and how many there are.
+
+    Frames past an utterance's end must be zero, as the LSTM leaves them.
+    """
+    B, T, width = hidden.shape
+    padded = nn.functional.pad(hidden, (0, 0, 0, -T % pooling))
+    sums = padded.view(B, -1, pooling, width).sum(2)
+    starts = torch.arange(sums.shape[1], device=hidden.device) * pooling
+    counts = (num_frames[:, None] - starts).clamp(1, pooling)
+    return sums / counts[..., None].to(sums.dtype), (num_frames + pooling - 1) // pooling
+
+
+def _output_layer(width: int, num_outputs: int) -> nn.Linear:
+    layer = nn.Linear(width, num_outputs)
+    nn.init.uniform_(layer.weight, -0.1, 0.1)
+    nn.init.uniform_(layer.bias, -0.1, 0.1)
+    return layer
