@@ -1,0 +1,1 @@
+"""The output lattice: its parts, its likelihood, its gradients (Eqs. 12-22)."""

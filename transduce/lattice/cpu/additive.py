@@ -1,0 +1,306 @@
+"""The additive density: its loss, its gradients, its transitions (Eqs. 12-15, 21-22)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transduce.lattice.cpu.diagonals import (
+    IMPOSSIBLE,
+    NEVER,
+    flow,
+    forward_backward,
+    from_double,
+    skewed_shape,
+    unskew,
+)
+from transduce.lattice.cpu.rows import count_bad, largest
+from transduce.simd.functions import exp, log, narrow
+from transduce.simd.options import VECTOR_BYTES, compiled
+from transduce.simd.products import multiply
+from transduce.simd.threads import num_threads, shares_of, sharing, team
+
+
+@compiled
+def _exponentials(vectors, scaled, tops):
+    """e^(x - the largest of its row) and those largest; returns how many of x are NaN or +inf.
+
+    The paper's O(T+U) exponentials. A row of -inf alone becomes zeros.
+    """
+    num_bad = 0
+    num_outputs = vectors.shape[1]
+    for i in range(vectors.shape[0]):
+        row, scaled_row = vectors[i], scaled[i]
+        num_bad += count_bad(row)
+        top = largest(row)
+        if top == -np.inf:
+            top = narrow(0.0, vectors)
+        tops[i] = top
+        for k in range(num_outputs):
+            scaled_row[k] = row[k] - top
+        scaled_row[num_outputs:] = -np.inf
+    numbers = scaled[: vectors.shape[0]].ravel()
+    for i in range(numbers.size):  # one long loop; the padding becomes 0
+        numbers[i] = exp(numbers[i])
+    return num_bad
+
+
+@compiled
+def _log_total(f, g):
+    """ln of the sum over k of h(k,t,u), directly: exact where the product of sums underflows."""
+    top = -np.inf
+    for k in range(f.size):
+        top = max(top, np.float64(f[k]) + np.float64(g[k]))
+    if top == -np.inf:
+        return top
+    total = 0.0
+    for k in range(f.size):
+        total += exp(narrow(np.float64(f[k]) + np.float64(g[k]) - top, f))
+    return top + np.log(total)
+
+
+@compiled
+def _transitions(
+    f, g, labels, exp_f, exp_g_transposed, top_f, top_g, total, log_total, log_null, log_label
+):  # fmt: skip
+    """ln ∅(t,u) and ln y(t,u), skewed (Eqs. 12-15). `total` becomes the sum of e^f e^g over k.
+
+    Where that sum is too small to be trusted it is computed directly, and `total` set to zero.
+    A term of the product that is lost to underflow is below `tiny`, so the sum is wrong by less
+    than its rounding wherever it is above (K+1) tiny / epsilon.
+    """
+    T, U = f.shape[0], labels.size
+    info = np.finfo(f.dtype)
+    threshold = narrow(f.shape[1] * np.float64(info.tiny) / np.float64(info.eps), f)
+    multiply(exp_f[:, : f.shape[1]], exp_g_transposed, total, False)  # Eq. 13's denominator
+    null_g, label_g, label_f = np.empty(U + 1), np.empty(U), np.empty(U)
+    nulls, emitted = np.empty(U + 1), np.empty(U)
+    for u in range(U + 1):
+        null_g[u] = np.float64(g[u, 0]) - top_g[u]
+    for u in range(U):
+        label_g[u] = np.float64(g[u, labels[u]]) - top_g[u]
+    log_null[:] = IMPOSSIBLE
+    log_label[:] = IMPOSSIBLE
+    skew = log_null.shape[1] + 1
+    flat_null, flat_label = log_null.ravel(), log_label.ravel()
+    totals, all_logs = total.ravel(), log_total.ravel()
+    for i in range(totals.size):
+        all_logs[i] = log(totals[i] if totals[i] > threshold else threshold)
+    for t in range(T):
+        num_small = 0
+        row, logs = total[t], log_total[t]
+        for u in range(U + 1):
+            num_small += row[u] < threshold
+        if num_small > 0:
+            for u in range(U + 1):
+                if row[u] < threshold:
+                    row[u] = 0
+                    exact = _log_total(f[t], g[u])
+                    impossible = exact == -np.inf  # whatever is divided by it, too
+                    logs[u] = narrow(np.inf if impossible else exact - top_f[t] - top_g[u], f)
+        null_f = np.float64(f[t, 0]) - top_f[t]
+        for u in range(U):
+            label_f[u] = np.float64(f[t, labels[u]]) - top_f[t]
+        for u in range(U + 1):
+            value = null_f + null_g[u] - logs[u]  # Eq. 15
+            nulls[u] = value if value > IMPOSSIBLE else IMPOSSIBLE
+        for u in range(U):
+            value = label_f[u] + label_g[u] - logs[u]  # Eq. 14
+            emitted[u] = value if value > IMPOSSIBLE else IMPOSSIBLE
+        at = t * (skew - 1) + 1  # node (t, 0); (t, u+1) is one row and one column on
+        for u in range(U):
+            flat_null[at + u * skew] = nulls[u]
+            flat_label[at + u * skew] = emitted[u]
+        flat_null[at + U * skew] = nulls[U]
+
+
+@compiled
+def _gradients(
+    f, g, labels, exp_f, exp_g, total, occupancy, by_label, grad_f, grad_g
+):  # fmt: skip
+    """Eqs. 21-22: the sums over u and over t of occupancy Pr(k|t,u), less what was emitted.
+
+    Each alignment emits one null a frame and each label once, so those sums are 1; the nulls
+    emitted at u are the visits to u less the one that leaves it by its label.
+    """
+    T, U = f.shape[0], labels.size
+    num_outputs = f.shape[1]
+    num_direct = 0
+    zero, one = narrow(0.0, f), narrow(1.0, f)
+    skew = occupancy.shape[1] + 1
+    flat_occupancy, flat_label = occupancy.ravel(), by_label.ravel()
+    passed, visits = np.empty(U + 1, f.dtype), np.zeros(U + 1)
+    # total becomes occupancy / total, and stays zero where that is done directly.
+    for t in range(T):
+        at = t * (skew - 1) + 1
+        row = total[t]
+        for u in range(U + 1):
+            passed[u] = narrow(flat_occupancy[at + u * skew], f)
+        for u in range(U + 1):
+            direct = row[u] == zero
+            num_direct += direct
+            row[u] = zero if direct else passed[u] / row[u]
+            visits[u] += passed[u]
+    weights = total[:, : U + 1]
+    multiply(weights, exp_g[:, :num_outputs], grad_f, False)
+    multiply(weights.T, exp_f[:, :num_outputs], grad_g, False)
+    for t in range(T):
+        at = t * (skew - 1) + 1
+        row, exp_row = grad_f[t], exp_f[t]
+        for k in range(num_outputs):
+            row[k] *= exp_row[k]
+        row[0] -= one
+        for u in range(U):
+            row[labels[u]] -= narrow(flat_label[at + u * skew], f)
+    for u in range(U + 1):
+        row, exp_row = grad_g[u], exp_g[u]
+        for k in range(num_outputs):
+            row[k] *= exp_row[k]
+        row[0] -= narrow(visits[u] - (u < U), f)
+        if u < U:
+            row[labels[u]] -= one
+    if num_direct > 0:
+        _direct_gradients(f, g, total, occupancy, grad_f, grad_g)
+
+
+@compiled
+def _direct_gradients(f, g, total, occupancy, grad_f, grad_g):
+    """Add occupancy Pr(k|t,u) for the nodes whose total was computed directly."""
+    for t in range(f.shape[0]):
+        for u in range(g.shape[0]):
+            passed = narrow(occupancy[t + u, u + 1], f)
+            if total[t, u] == 0 and passed > 0:
+                log_total = _log_total(f[t], g[u])
+                for k in range(f.shape[1]):
+                    log_prob = np.float64(f[t, k]) + np.float64(g[u, k]) - log_total
+                    part = passed * exp(narrow(log_prob, f))
+                    grad_f[t, k] += part
+                    grad_g[u, k] += part
+
+
+@compiled
+def _additive(items, f, g, labels, num_frames, num_labels, with_gradients, loss, grad_f, grad_g):
+    """The utterances `items` of a batch, one after the other in one set of arrays."""
+    lanes = VECTOR_BYTES // 4
+    num_outputs = f.shape[2]
+    max_T, max_U = 0, 0
+    rows, columns = 0, 0
+    for b in items:
+        T, U = num_frames[b], num_labels[b]
+        max_T, max_U = max(max_T, T), max(max_U, U)
+        rows, columns = max(rows, T + U + 1), max(columns, skewed_shape(T, U)[1])
+    padded = (max_U + lanes) // lanes * lanes  # whole vectors of u
+    wide = (num_outputs + lanes - 1) // lanes * lanes  # whole vectors of k
+    exp_f, exp_g = np.zeros((max_T, wide), f.dtype), np.zeros((max_U + 1, wide), f.dtype)
+    exp_g_transposed = np.zeros((num_outputs, padded), f.dtype)
+    top_f, top_g = np.empty(max_T, f.dtype), np.empty(max_U + 1, f.dtype)
+    total, log_total = np.empty((max_T, padded), f.dtype), np.empty((max_T, padded), f.dtype)
+    all_null, all_label = np.empty(rows * columns), np.empty(rows * columns)
+    all_alpha = np.empty(rows * columns)
+    all_beta = np.empty(rows * columns if with_gradients else 0)
+    for b in items:
+        T, U = num_frames[b], num_labels[b]
+        f_b, g_b, labels_b = f[b, :T], g[b, : U + 1], labels[b, :U]
+        num_bad = _exponentials(f_b, exp_f, top_f) + _exponentials(g_b, exp_g, top_g)
+        for u in range(U):
+            num_bad += labels_b[u] < 1 or labels_b[u] >= num_outputs
+        if num_bad > 0:
+            loss[b] = np.nan
+            continue
+        for k in range(num_outputs):
+            for u in range(U + 1):
+                exp_g_transposed[k, u] = exp_g[u, k]
+        shape = skewed_shape(T, U)
+        size = shape[0] * shape[1]
+        log_null, log_label = all_null[:size].reshape(shape), all_label[:size].reshape(shape)
+        log_alpha = all_alpha[:size].reshape(shape)
+        log_beta = all_beta[:size].reshape(shape) if with_gradients else log_alpha
+        _transitions(
+            f_b, g_b, labels_b, exp_f[:T], exp_g_transposed, top_f, top_g, total[:T], log_total[:T],
+            log_null, log_label,
+        )  # fmt: skip
+        evidence = forward_backward(
+            T, U, log_null, log_label, log_alpha, log_beta, with_gradients, f
+        )
+        loss[b] = -evidence if evidence > NEVER else np.inf
+        if not with_gradients:
+            continue
+        if evidence <= NEVER:
+            grad_f[b] = 0
+            grad_g[b] = 0
+            continue
+        grad_f[b, T:] = 0
+        grad_g[b, U + 1 :] = 0
+        flow(log_alpha, log_beta, log_label, evidence, f)
+        _gradients(
+            f_b, g_b, labels_b, exp_f[:T], exp_g[: U + 1], total[:T], log_alpha, log_label,
+            grad_f[b, :T], grad_g[b, : U + 1],
+        )  # fmt: skip
+
+
+@compiled
+def _additive_share(
+    i, starts, items, f, g, labels, num_frames, num_labels, with_gradients, loss, grad_f, grad_g
+):  # fmt: skip
+    _additive(
+        items[starts[i] : starts[i + 1]], f, g, labels, num_frames, num_labels, with_gradients,
+        loss, grad_f, grad_g,
+    )  # fmt: skip
+
+
+_share_additive = sharing(_additive_share)
+
+
+@compiled
+def _additive_shares(team, arguments):
+    _share_additive(team, arguments)
+
+
+def additive(
+    transcription: Tensor,
+    prediction: Tensor,
+    labels: Tensor,
+    num_frames: Tensor,
+    num_labels: Tensor,
+    with_gradients: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The loss [B] of the additive density, and its gradients with respect to f and g."""
+    f, g = transcription.contiguous(), prediction.contiguous()
+    loss = f.new_empty(len(f))
+    grad_f = torch.empty_like(f if with_gradients else f[:0])
+    grad_g = torch.empty_like(g if with_gradients else g[:0])
+    T, U = num_frames.numpy(), num_labels.numpy()
+    arrays = (f.numpy(), g.numpy(), labels.contiguous().numpy(), T, U, with_gradients)
+    results = (loss.numpy(), grad_f.numpy(), grad_g.numpy())
+    items, starts = shares_of(T * (U + 1), num_threads())
+    _additive_shares(team(len(starts) - 1), (starts, items, *arrays, *results))
+    return loss, *((grad_f, grad_g) if with_gradients else (None, None))
+
+
+@compiled
+def _one_lattice(f, g, labels):
+    """ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] of one utterance, in float64."""
+    T, U, num_outputs = f.shape[0], labels.size, f.shape[1]
+    lanes = VECTOR_BYTES // 4
+    wide = (num_outputs + lanes - 1) // lanes * lanes
+    padded = (U + lanes) // lanes * lanes
+    exp_f, exp_g = np.empty((T, wide), f.dtype), np.empty((U + 1, wide), f.dtype)
+    top_f, top_g = np.empty(T, f.dtype), np.empty(U + 1, f.dtype)
+    _exponentials(f, exp_f, top_f)
+    _exponentials(g, exp_g, top_g)
+    transposed = np.zeros((num_outputs, padded), f.dtype)
+    transposed[:, : U + 1] = exp_g[:, :num_outputs].T
+    total, log_total = np.empty((T, padded), f.dtype), np.empty((T, padded), f.dtype)
+    null, label = np.empty(skewed_shape(T, U)), np.empty(skewed_shape(T, U))
+    _transitions(f, g, labels, exp_f, transposed, top_f, top_g, total, log_total, null, label)
+    return unskew(null, T, U + 1), unskew(label, T, U)
+
+
+def lattice_transitions(
+    transcription: Tensor, prediction: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U], the arrows of the lattice (Eqs. 12-15)."""
+    f, g = transcription.contiguous(), prediction.contiguous()
+    log_null, log_label = _one_lattice(f.numpy(), g.numpy(), labels.contiguous().numpy())
+    return from_double(log_null, f), from_double(log_label, f)

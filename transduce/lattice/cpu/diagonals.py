@@ -1,0 +1,151 @@
+"""The lattice's diagonals: forward and backward variables, and what flows (Eqs. 16-20).
+
+The nodes of a diagonal t + u = n depend only on those of the one before, so a diagonal is a vector.
+Its arrays are stored skewed, node (t, u) at row t + u and column u + 1, which makes that vector
+contiguous; column 0, and all nodes outside the lattice, are impossible. Values along the lattice
+are float64 whatever the inputs are, because they are sums of thousands of logarithms; the logarithm
+of a sum is the larger term plus ln(1 + e^-d), and that small part is computed in the inputs' type.
+
+-inf is an event that cannot happen. Inside, it is a large negative number, so that no difference
+of two of them is NaN. A loss of NaN means that the utterance's numbers or labels are not valid.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transduce.simd.functions import exp, log1p, narrow
+from transduce.simd.options import VECTOR_BYTES, compiled
+
+IMPOSSIBLE = -1e290
+NEVER = -1e280  # any sum that has an impossible term is below this
+
+
+@compiled
+def skewed_shape(T, U):
+    """Rows for the diagonals 0 ... T+U, and whole vectors of columns with one before and after."""
+    lanes = VECTOR_BYTES // 4
+    return T + U + 1, (U + 1 + lanes - 1) // lanes * lanes + 2
+
+
+@compiled
+def _band(n, T, U):
+    """The first and last+1 column offsets u of diagonal n, widened to whole vectors."""
+    lanes = VECTOR_BYTES // 4
+    first = max(0, n - T) // lanes * lanes
+    last = (min(n, U) + lanes) // lanes * lanes
+    return first, last
+
+
+@compiled
+def forward_backward(T, U, log_null, log_label, log_alpha, log_beta, with_beta, like):
+    """α(t,u) and, if wanted, β(t,u), all skewed; returns ln Pr(y|x) (Eqs. 16-18).
+
+    α's diagonals rise while β's fall, side by side. ln(e^a + e^b) takes three loops, so that its
+    exponential and its logarithm fill whole vectors of the inputs' type.
+    """
+    leads = np.empty(2 * log_alpha.shape[1], like.dtype)
+    log_alpha[:] = IMPOSSIBLE
+    log_alpha[0, 1] = 0.0  # α(1, 0) = 1
+    if with_beta:
+        log_beta[:] = IMPOSSIBLE
+        log_beta[T + U, U + 1] = 0.0  # β(T+1, U) = 1: the last null ends the alignment
+    for n in range(1, T + U + 1):
+        first, last = _band(n, T, U)
+        alpha = log_alpha[n, first + 1 : last + 1]
+        before, null = log_alpha[n - 1, first : last + 1], log_null[n - 1, first : last + 1]
+        label = log_label[n - 1, first : last + 1]
+        for i in range(alpha.size):
+            right, up = before[i + 1] + null[i + 1], before[i] + label[i]
+            ahead = right - up
+            alpha[i] = right if ahead > 0 else up
+            leads[i] = narrow(-abs(ahead), like)
+        num_leads = alpha.size
+        beta = alpha
+        if with_beta:
+            m = T + U - n
+            first, last = _band(m, T, U)
+            beta = log_beta[m, first + 1 : last + 1]
+            after, null = log_beta[m + 1, first + 1 : last + 2], log_null[m, first + 1 : last + 1]
+            label = log_label[m, first + 1 : last + 1]
+            lead = leads[num_leads : num_leads + beta.size]
+            for i in range(beta.size):
+                right, up = after[i] + null[i], after[i + 1] + label[i]
+                ahead = right - up
+                beta[i] = right if ahead > 0 else up
+                lead[i] = narrow(-abs(ahead), like)
+            num_leads += beta.size
+        terms = leads[:num_leads]
+        for i in range(num_leads):
+            terms[i] = log1p(exp(terms[i]))
+        for i in range(alpha.size):
+            alpha[i] += terms[i]  # Eq. 16
+        if with_beta:
+            terms = terms[alpha.size :]
+            for i in range(beta.size):
+                beta[i] += terms[i]  # Eq. 18
+    return log_alpha[T + U, U + 1]  # Eq. 17: α(T, U) ∅(T, U)
+
+
+@compiled
+def flow(log_alpha, log_beta, log_label, evidence, like):
+    """What passes each node, given y: α(t,u) Pr β / Pr(y|x), skewed (Eq. 20).
+
+    Writes Pr(the node is passed) over log_alpha and Pr(it is left by its label) over log_label;
+    the rest of it is left by null.
+    """
+    part = 512  # small enough to stay in the first cache
+    passed, emitted = np.empty(part, like.dtype), np.empty(part, like.dtype)
+    alpha, beta, label = log_alpha.ravel(), log_beta.ravel(), log_label.ravel()
+    step = log_alpha.shape[1] + 1  # from a node to the one above it
+    for first in range(0, alpha.size - step, part):
+        size = min(part, alpha.size - step - first)
+        alpha_here, beta_here = alpha[first : first + size], beta[first : first + size]
+        label_here, beta_above = label[first : first + size], beta[first + step :][:size]
+        for i in range(size):
+            passed[i] = narrow(alpha_here[i] + beta_here[i] - evidence, like)
+            emitted[i] = narrow(alpha_here[i] + label_here[i] + beta_above[i] - evidence, like)
+        for i in range(size):
+            passed[i] = exp(passed[i])
+            emitted[i] = exp(emitted[i])
+        for i in range(size):
+            alpha_here[i] = passed[i]
+            label_here[i] = emitted[i]
+
+
+@compiled
+def _skew(matrix, skewed):
+    """Lay a matrix [T, columns] out along the diagonals; -inf becomes a number."""
+    skewed[:] = IMPOSSIBLE
+    for t in range(matrix.shape[0]):
+        for u in range(matrix.shape[1]):
+            value = matrix[t, u]
+            skewed[t + u, u + 1] = value if value > IMPOSSIBLE else IMPOSSIBLE
+
+
+@compiled
+def unskew(skewed, T, columns):
+    matrix = np.empty((T, columns))
+    for t in range(T):
+        for u in range(columns):
+            matrix[t, u] = skewed[t + u, u + 1]
+    return matrix
+
+
+@compiled
+def variables(log_null, log_label, like):
+    """ln ∅ [T, U+1] and ln y [T, U], skewed, and α, β and ln Pr(y|x) with them."""
+    T, U = log_label.shape
+    shape = skewed_shape(T, U)
+    null, label, alpha, beta = np.empty(shape), np.empty(shape), np.empty(shape), np.empty(shape)
+    _skew(log_null, null)
+    _skew(log_label, label)
+    evidence = forward_backward(T, U, null, label, alpha, beta, True, like)
+    return label, alpha, beta, evidence
+
+
+def from_double(array: np.ndarray, like: Tensor) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return torch.where(tensor < NEVER, -torch.inf, tensor).to(like.dtype)

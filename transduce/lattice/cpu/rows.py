@@ -1,0 +1,27 @@
+"""What both losses ask of a row of numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from transduce.simd.options import compiled
+
+
+@njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
+def largest(row):
+    """The largest number of a row that has no NaN."""
+    top = row[0]
+    for k in range(row.size):
+        if row[k] > top:
+            top = row[k]
+    return top
+
+
+@compiled
+def count_bad(row):
+    """How many are NaN or +inf."""
+    count = 0
+    for k in range(row.size):
+        count += not (row[k] < np.inf)
+    return count
