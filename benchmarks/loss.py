@@ -1,0 +1,172 @@
+"""Loss and gradient of the transducer on the CPU: ours, pure PyTorch, and what peers there are.
+
+All contenders get f and g and return the gradients with respect to both; those that need the joint
+tensor f + g build it. Run it as `python benchmarks/loss.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from measure import extra_megabytes, machine, medians, show
+from torch import Tensor
+from torch.nn.functional import pad
+
+from transduce import rnnt_loss, transducer_loss
+
+SHAPES = {"S1": (1, 304, 40, 40), "S2": (16, 304, 40, 40), "S3": (8, 400, 100, 500)}
+LOW = -1e30
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass
+class Batch:
+    f: Tensor
+    g: Tensor
+    labels: Tensor
+    num_frames: Tensor
+    num_labels: Tensor
+
+    def gradients(self, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
+        """The summed loss and its gradients with respect to f and g."""
+        total = loss(self.f, self.g, self.labels, self.num_frames, self.num_labels).sum()
+        return total.detach(), *torch.autograd.grad(total, (self.f, self.g))
+
+    def double(self) -> Batch:
+        f, g = (x.detach().double().requires_grad_() for x in (self.f, self.g))
+        return Batch(f, g, self.labels, self.num_frames, self.num_labels)
+
+
+def batch(B: int, T: int, U: int, K1: int) -> Batch:
+    torch.manual_seed(0)
+    f, g = torch.randn(B, T, K1), torch.randn(B, U + 1, K1)
+    labels = torch.randint(1, K1, (B, U))
+    return Batch(
+        f.requires_grad_(), g.requires_grad_(), labels, torch.full((B,), T), torch.full((B,), U)
+    )
+
+
+# --- Pure PyTorch -------------------------------------------------------------------------------
+
+
+def transitions(f: Tensor, g: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """ln ∅ [B, T, U+1] and ln y [B, T, U], with the normaliser as a product."""
+    top_f, top_g = f.detach().amax(2, keepdim=True), g.detach().amax(2, keepdim=True)
+    total = torch.bmm((f - top_f).exp(), (g - top_g).exp().transpose(1, 2))
+    log_total = total.log() + top_f + top_g.transpose(1, 2)
+    log_null = f[:, :, None, 0] + g[:, None, :, 0] - log_total
+    label_f = f.gather(2, labels[:, None, :].expand(-1, f.shape[1], -1))
+    label_g = g[:, :-1].gather(2, labels[..., None])[..., 0]
+    return log_null, label_f + label_g[:, None] - log_total[:, :, :-1]
+
+
+def by_diagonals(f: Tensor, g: Tensor, labels: Tensor, T: Tensor, U: Tensor) -> Tensor:
+    """T+U steps, each a vector over u, differentiated by autograd."""
+    log_null, log_label = transitions(f, g, labels)
+    B, max_T, columns = log_null.shape
+
+    def diagonals(x: Tensor) -> tuple[Tensor, ...]:
+        skewed = pad(x.transpose(1, 2), (0, columns), value=LOW).reshape(B, -1)
+        length = max_T + columns - 1
+        return skewed[:, : columns * length].reshape(B, columns, length).unbind(2)
+
+    null, label = diagonals(log_null), diagonals(pad(log_label, (0, 1), value=LOW))
+    alpha = f.new_full((B, columns), LOW)
+    alpha[:, 0] = 0
+    alphas = [alpha]
+    for n in range(1, max_T + columns - 1):
+        up = pad((alpha + label[n - 1])[:, :-1], (1, 0), value=LOW)
+        alpha = torch.logaddexp(alpha + null[n - 1], up)
+        alphas.append(alpha)
+    item = torch.arange(B)
+    return -(torch.stack(alphas, 1)[item, T + U - 1, U] + log_null[item, T - 1, U])
+
+
+def by_labels(f: Tensor, g: Tensor, labels: Tensor, T: Tensor, U: Tensor) -> Tensor:
+    """U+1 steps, each a cumulative sum over t. Fewer, but it cancels large sums in float32."""
+    log_null, log_label = transitions(f, g, labels)
+    nulls = pad(log_null.cumsum(1), (0, 0, 1, 0))[:, :-1]  # ln of all nulls before t
+    alpha = nulls[:, :, 0]
+    alphas = [alpha]
+    for u in range(1, log_null.shape[2]):
+        entered = alpha + log_label[:, :, u - 1] - nulls[:, :, u]
+        alpha = entered.logcumsumexp(1) + nulls[:, :, u]
+        alphas.append(alpha)
+    item = torch.arange(len(f))
+    return -(torch.stack(alphas, 2)[item, T - 1, U] + log_null[item, T - 1, U])
+
+
+# --- Peers, where they can be imported ----------------------------------------------------------
+
+
+def joint(f: Tensor, g: Tensor) -> Tensor:
+    return f[:, :, None] + g[:, None]
+
+
+def peers() -> dict[str, Loss]:
+    found: dict[str, Loss] = {}
+    if module := _module("fast_rnnt"):
+        found["fast_rnnt simple"] = lambda f, g, y, T, U: module.rnnt_loss_simple(
+            g, f, y, 0, torch.stack([0 * U, 0 * T, U, T], 1), reduction="none"
+        )
+    if module := _module("transducer.torch_binding"):
+        found["awni/transducer"] = lambda f, g, y, T, U: module.TransducerLoss()(
+            f, g, y.flatten().int(), T.int(), U.int()
+        )
+    if module := _module("warprnnt_pytorch"):
+        found["warp-transducer"] = lambda f, g, y, T, U: module.rnnt_loss(
+            joint(f, g), y.int(), T.int(), U.int(), blank=0, reduction="none"
+        )
+    if module := _module("torchaudio.functional"):
+        found["torchaudio"] = lambda f, g, y, T, U: module.rnnt_loss(
+            joint(f, g), y.int(), T.int(), U.int(), blank=0, reduction="none"
+        )
+    return found
+
+
+def _module(name: str) -> object | None:
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        print(f"{name} is not here: {str(error).splitlines()[0]}", file=sys.stderr)
+        return None
+
+
+def main() -> None:
+    print(machine())
+    losses: dict[str, Loss] = {
+        "transducer_loss": transducer_loss,
+        "rnnt_loss, of the joint tensor": lambda f, g, y, T, U: rnnt_loss(
+            joint(f, g), y, T, U, blank=0, reduction="none"
+        ),
+        "pure PyTorch, by diagonals": by_diagonals,
+        "pure PyTorch, by labels": by_labels,
+        **peers(),
+    }
+    for name, shape in SHAPES.items():
+        data = batch(*shape)
+        calls = {which: partial(data.gradients, loss) for which, loss in losses.items()}
+        exact = data.double().gradients(transducer_loss)[0]
+        times = medians(calls, seconds=20)
+        ours = times["transducer_loss"]
+        rows = []
+        for which, call in calls.items():
+            error = abs(float(call()[0] / exact) - 1)
+            row = (times[which], extra_megabytes(call), times[which] / ours)
+            rows.append([which, *(f"{x:.{d}f}" for x, d in zip(row, (2, 1, 1), strict=True))])
+            rows[-1].append(f"{error:.0e}")
+        B, T, U, K1 = shape
+        show(
+            f"{name}: B {B}, T {T}, U {U}, K+1 {K1}, float32, loss and gradient",
+            ["contender", "ms", "MB", "times ours", "error of the loss"],
+            rows,
+        )
+
+
+if __name__ == "__main__":
+    main()
