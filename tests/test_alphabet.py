@@ -1,0 +1,25 @@
+import pytest
+
+from transduce import NULL, Alphabet
+
+
+def test_ids_count_from_one_because_null_is_zero():
+    letters = Alphabet("abc")
+    assert NULL == 0
+    assert letters.encode("cab") == [3, 1, 2]
+    assert letters.decode([3, NULL, 1, 2]) == ["c", "a", "b"]
+    assert len(letters) == 3
+
+
+def test_symbols_may_be_longer_than_a_letter():
+    phones = Alphabet(["AA", "B", "NG"])
+    assert phones.decode(phones.encode(["NG", "AA"])) == ["NG", "AA"]
+
+
+def test_what_is_wrong_is_named():
+    with pytest.raises(ValueError, match=r"'x', at position 1"):
+        Alphabet("abc").encode("axb")
+    with pytest.raises(ValueError, match=r"id 4, at position 2"):
+        Alphabet("abc").decode([1, 0, 4])
+    with pytest.raises(ValueError, match=r"'a' twice"):
+        Alphabet("aba")

@@ -1,0 +1,135 @@
+"""The networks: the paper's sizes, what depends on what, ragged batches, pooling."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from transduce import PredictionNetwork, TranscriptionNetwork, Transducer, transducer_loss
+from transduce.networks import average_frames
+
+PAPER = [
+    (PredictionNetwork(39, 128, with_null=False), 91_431),
+    (TranscriptionNetwork(26, 39, 128), 169_768),
+    (Transducer(26, 39), 261_328),
+]
+
+
+@pytest.mark.parametrize("network, count", PAPER, ids=["prediction", "CTC", "transducer"])
+def test_the_papers_sizes_give_the_papers_counts(network, count):
+    assert sum(weights.numel() for weights in network.parameters()) == count
+
+
+@pytest.mark.parametrize("network, count", PAPER, ids=["prediction", "CTC", "transducer"])
+def test_all_weights_start_uniform_between_minus_and_plus_a_tenth(network, count):
+    weights = torch.cat([w.detach().flatten() for w in network.parameters()])
+    assert weights.abs().max() <= 0.1
+    assert_close(weights.mean(), torch.tensor(0.0), atol=1e-3, rtol=0)
+    assert_close(weights.std(), torch.tensor(0.2 / 12**0.5), atol=1e-3, rtol=0)
+    assert all(w.detach().abs().max() > 0.05 for w in network.parameters())
+
+
+@pytest.mark.parametrize("with_null", [True, False])
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_step_is_a_column_of_the_whole(num_layers, with_null):
+    network = PredictionNetwork(5, 20, num_layers, with_null=with_null)
+    labels = torch.randint(1, 6, (3, 4))
+    whole = network(labels)
+    assert whole.shape == (3, 5, 5 + with_null)
+    g, state = network.step(torch.zeros(3, dtype=torch.int64))
+    assert_close(g, whole[:, 0], atol=1e-6, rtol=1e-5)
+    for u in range(4):
+        g, state = network.step(labels[:, u], state)
+        assert_close(g, whole[:, u + 1], atol=1e-6, rtol=1e-5)
+
+
+def test_a_prediction_depends_on_the_labels_before_it_alone():
+    network = PredictionNetwork(5, 8)
+    labels = torch.tensor([[1, 2, 3]])
+    changed = torch.tensor([[1, 2, 5]])
+    before, after = network(labels), network(changed)
+    assert torch.equal(before[:, :3], after[:, :3])
+    assert not torch.allclose(before[:, 3], after[:, 3])
+
+
+def test_no_labels_leave_one_prediction():
+    assert PredictionNetwork(5, 8)(torch.empty(2, 0, dtype=torch.int64)).shape == (2, 1, 6)
+
+
+SHAPES = [
+    dict(num_layers=1), dict(num_layers=3), dict(bidirectional=False), dict(pooling=2),
+    dict(num_layers=3, pooling=3), dict(num_layers=2, bidirectional=False, pooling=4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", SHAPES, ids=str)
+@pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
+def test_an_utterance_among_others_is_as_it_is_alone(options, ids):
+    network = TranscriptionNetwork(7, 4, 12, **options)
+    num_frames = torch.tensor([9, 1, 6])
+    frames = torch.randint(0, 8, (3, 9)) if ids else torch.randn(3, 9, 7)
+    together, lengths = network(frames, num_frames)
+    pooling = options.get("pooling", 1)
+    assert lengths.tolist() == [-(-n // pooling) for n in num_frames.tolist()]
+    assert together.shape == (3, int(lengths.max()), 5)
+    for b, n in enumerate(num_frames.tolist()):
+        alone, length = network(frames[b : b + 1, :n])
+        assert length.item() == lengths[b]
+        assert_close(together[b, : lengths[b]], alone[0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_only_the_bidirectional_network_sees_what_comes(bidirectional):
+    network = TranscriptionNetwork(3, 4, 8, bidirectional=bidirectional)
+    frames = torch.randn(1, 6, 3)
+    changed = frames.clone()
+    changed[0, 5] += 1
+    early = network(frames)[0][:, :5] - network(changed)[0][:, :5]
+    assert (early.abs().max() > 0) == bidirectional
+
+
+def test_pooling_averages_the_frames_that_are_there():
+    hidden, num_frames = torch.randn(2, 7, 3), torch.tensor([7, 4])
+    hidden[1, 4:] = 0
+    pooled, lengths = average_frames(hidden, num_frames, 3)
+    assert lengths.tolist() == [3, 2]
+    for b in range(2):
+        for i in range(int(lengths[b])):
+            there = hidden[b, 3 * i : min(3 * i + 3, int(num_frames[b]))]
+            assert_close(pooled[b, i], there.mean(0))
+
+
+@pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
+def test_what_the_networks_output_is_what_the_loss_takes(ids):
+    model = Transducer(6, 4, hidden_size=9, pooling=2)
+    frames = torch.randint(0, 7, (2, 5)) if ids else torch.randn(2, 5, 6)
+    labels, num_labels = torch.tensor([[1, 4, 2], [3, 0, 0]]), torch.tensor([3, 1])
+    f, num_frames = model.transcription_network(frames, torch.tensor([5, 3]))
+    g = model.prediction_network(labels)
+    loss = transducer_loss(f, g, labels, num_frames, num_labels)
+    f_too, g_too, num_too = model(frames, torch.tensor([5, 3]), labels)
+    assert torch.equal(f, f_too) and torch.equal(g, g_too) and torch.equal(num_frames, num_too)
+    loss.sum().backward()
+    assert all(w.grad is not None and w.grad.abs().max() > 0 for w in model.parameters())
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_gradients_of_the_whole_agree_with_differences(backend):
+    torch.manual_seed(0)
+    model = Transducer(3, 4, hidden_size=3, backend=backend).double()
+    labels, num_labels = torch.tensor([[1, 4], [2, 0]]), torch.tensor([2, 1])
+    frames = torch.randn(2, 4, 3, dtype=torch.float64)
+    names, weights = zip(*model.named_parameters(), strict=True)
+
+    def loss(*values):
+        named = dict(zip(names, values, strict=True))
+        arguments = (frames, torch.tensor([4, 3]), labels)
+        f, g, num_frames = torch.func.functional_call(model, named, arguments)
+        return transducer_loss(f, g, labels, num_frames, num_labels, backend=backend)
+
+    start = [w.detach().requires_grad_() for w in weights]
+    assert torch.autograd.gradcheck(loss, start, fast_mode=True)
+
+
+def test_a_pooling_of_less_than_one_is_refused():
+    with pytest.raises(ValueError, match="pooling"):
+        TranscriptionNetwork(3, 4, 5, pooling=0)

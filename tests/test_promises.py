@@ -1,0 +1,89 @@
+"""What the README promises of the package as a whole."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "transduce"
+# From the top of the tree down; a folder's files stand where it stands, its doors last.
+ORDER = [
+    *("alphabet", "simd.options", "simd.threads", "simd.functions", "simd.products"),
+    *("lstm.reference", "lstm.cpu", "lstm.layer", "networks"),
+    *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
+    *("lattice.cpu.parts", "lattice.cpu.joint", "lattice.cpu", "lattice.loss"),
+    *("decoding", "demo", "cli"),
+]
+
+
+def modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        yield name.removesuffix(".__init__"), path
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transduce."):
+            yield node.module.removeprefix("transduce.")
+
+
+@pytest.mark.parametrize("name, path", list(modules()), ids=lambda x: x if type(x) is str else "")
+def test_a_file_imports_only_from_files_above_it(name, path):
+    if name == "__init__":
+        return
+    for imported in imports(path):
+        assert ORDER.index(imported) < ORDER.index(name), f"{name} imports {imported}"
+    if name.startswith(("lstm", "lattice")):
+        assert "networks" not in set(imports(path))
+
+
+def test_importing_needs_no_more_than_pytorch_and_numpy():
+    blocked = "numba llvmlite triton soundfile matplotlib safetensors rapidfuzz cyclopts rich"
+    code = f"""
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked.split()}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Blocker())
+import transduce
+model = transduce.Transducer(3, 4, 5)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_readme_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(blocks) == 2
+    namespace = {}
+    for block in blocks:
+        exec(block, namespace)
+    assert namespace["loss"].shape == (4,)
+    assert len(namespace["frames_of_labels"]) == namespace["labels"].shape[1]
+
+
+def test_the_readme_draws_the_tree_as_it_is():
+    tree = re.search(r"```\ntransduce/\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+    drawn = {line.split()[0].rstrip("/") for line in tree.splitlines()}
+    for _, path in modules():
+        if path.name != "__init__.py":
+            assert path.name in drawn, f"{path.name} is not in the README's tree"
+
+
+def test_the_command_says_what_is_wrong_and_exits_with_an_error():
+    command = [
+        sys.executable,
+        "-c",
+        "from transduce.cli import main; main()",
+        "demo",
+        "--stesp",
+        "3",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode != 0
+    assert "--steps" in done.stdout + done.stderr
