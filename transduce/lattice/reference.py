@@ -98,7 +98,7 @@ def best_alignment(log_null: Tensor, log_label: Tensor) -> tuple[list[int], floa
         right = best[t - 1, u] + log_null[t - 1, u] if t > 0 else best.new_tensor(-torch.inf)
         up = best[t, u - 1] + log_label[t, u - 1] if u > 0 else best.new_tensor(-torch.inf)
         if (t, u) != (0, 0):
-            emitted[t, u] = t == 0 or (u > 0 and up > right)
+            emitted[t, u] = t == 0 or (u > 0 and up >= right)
             best[t, u] = torch.maximum(right, up)
     frames: list[int] = []
     t, u = T - 1, U

@@ -157,7 +157,8 @@ def _gradients(
         row, exp_row = grad_g[u], exp_g[u]
         for k in range(num_outputs):
             row[k] *= exp_row[k]
-        row[0] -= narrow(visits[u] - (u < U), f)
+        if g[u, 0] > -np.inf:  # else no null leaves u, and the difference is rounding alone
+            row[0] -= narrow(visits[u] - (u < U), f)
         if u < U:
             row[labels[u]] -= one
     if num_direct > 0:

@@ -99,7 +99,8 @@ def _joint_gradient(
             passed = narrow(occupancy[t, u], logits)
             for k in range(num_outputs):
                 row[k] = passed * term[k]
-            row[null] -= narrow(occupancy[t, u] - by_label[t, u], logits)
+            if logits[t, u, null] > -np.inf:  # else the difference is rounding alone
+                row[null] -= narrow(occupancy[t, u] - by_label[t, u], logits)
             if u < U:
                 row[labels[u]] -= narrow(by_label[t, u], logits)
             if clamp > 0:

@@ -26,7 +26,7 @@ def _best_alignment(log_null, log_label):
         for u in range(U + 1):
             right = best[t - 1, u] + log_null[t - 1, u] if t > 0 else -np.inf
             up = best[t, u - 1] + log_label[t, u - 1] if u > 0 else -np.inf
-            emitted[t, u] = t == 0 or (u > 0 and up > right)
+            emitted[t, u] = t == 0 or (u > 0 and up >= right)
             best[t, u] = 0.0 if t + u == 0 else max(right, up)
     frames = np.empty(U, np.int64)
     t, u = T - 1, U

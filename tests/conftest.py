@@ -1,0 +1,18 @@
+import pytest
+import torch
+
+
+@pytest.fixture
+def set_num_threads():
+    """torch.set_num_threads, undone after the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def empty_is_nan():
+    """What torch.empty returns is NaN, so that none of it goes unwritten unseen."""
+    torch.use_deterministic_algorithms(True)  # the switch that does this, among other things
+    yield
+    torch.use_deterministic_algorithms(False)
