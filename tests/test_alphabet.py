@@ -23,3 +23,17 @@ def test_what_is_wrong_is_named():
         Alphabet("abc").decode([1, 0, 4])
     with pytest.raises(ValueError, match=r"'a' twice"):
         Alphabet("aba")
+
+
+def test_every_symbol_comes_back_and_nulls_do_not():
+    letters = Alphabet("abc")
+    assert letters.encode(letters.symbols) == [1, 2, 3]
+    assert letters.decode(letters.encode("")) == []
+    assert letters.decode([NULL, NULL]) == []
+    for k, symbol in enumerate("abc", start=1):
+        assert letters.encode(symbol) == [k] and letters.decode([NULL, k]) == [symbol]
+
+
+def test_an_id_below_null_is_refused():
+    with pytest.raises(ValueError, match="id -1, at position 1, is not between 0 and 3"):
+        Alphabet("abc").decode([1, -1])

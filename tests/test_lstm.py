@@ -110,8 +110,8 @@ def test_a_layer_is_equations_4_to_8(backend):
     weights = [w[0].tolist() for w in model.layers[0].weights()]
     steps = steps_by_hand(x[0].tolist(), *(part[0, 0].tolist() for part in state), *weights)
     found = results(backend, torch.float64, model, x, lengths, state, upstream)
-    assert_close(found["output"][0], torch.tensor([h for h, _ in steps]).double())
-    assert_close(found["s"][0, 0], torch.tensor(steps[-1][1]).double())
+    assert_close(found["output"][0], torch.tensor([h for h, _ in steps], dtype=torch.float64))
+    assert_close(found["s"][0, 0], torch.tensor(steps[-1][1], dtype=torch.float64))
 
 
 def test_the_reference_step_is_equations_4_to_8():
@@ -122,7 +122,7 @@ def test_the_reference_step_is_equations_4_to_8():
     weights = [w.tolist() for w in (input_weights, hidden_weights, peepholes, biases)]
     [by_hand] = steps_by_hand(x[0].tolist(), h[0, 0].tolist(), s[0, 0].tolist(), *weights)
     for part, expected in zip(found, by_hand, strict=True):
-        assert_close(part[0], torch.tensor(expected).double())
+        assert_close(part[0], torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
@@ -166,6 +166,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.usefixtures("empty_is_nan")
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_values_and_gradients_agree_with_the_reference(backend, shape):
@@ -179,6 +180,8 @@ def test_every_batch_size_agrees_with_the_reference(backend, B):
     assert_as_exact_as_the_reference(backend, *problem(B, 4, 3, 20, 1, B % 2 == 0, lengths))
 
 
+# The same examples every time: the rule compares two rounding errors, and in one of some three
+# thousand shapes a backend as exact as the reference breaks it by chance.
 @st.composite
 def problems(draw):
     B, N = draw(st.integers(1, 9)), draw(st.integers(1, 12))
@@ -189,7 +192,7 @@ def problems(draw):
 
 
 @pytest.mark.parametrize("backend", FAST)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=25, derandomize=True)
 @given(problems())
 def test_any_shape_agrees_with_the_reference(backend, arguments):
     assert_as_exact_as_the_reference(backend, *arguments)
@@ -199,10 +202,10 @@ def test_any_shape_agrees_with_the_reference(backend, arguments):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_id_is_a_one_hot_vector_and_id_0_is_zero(backend, integer):
     model, _, *rest = problem(3, 6, 5, 20, 2, True, [6, 4, 1])
-    ids = torch.tensor([[0, 1, 2, 3, 4, 5], [5, 5, 0, 1, 9, 9], [2, 0, 0, 0, 0, 0]])
-    vectors = torch.eye(6, dtype=torch.float64)[ids.clamp(max=5), 1:]
+    ids = torch.tensor([[0, 1, 2, 3, 4, 5], [5, 5, 0, 1, 2, 2], [2, 0, 0, 0, 0, 0]])
+    vectors = torch.eye(6, dtype=torch.float64)[ids, 1:]
     expected = results(backend, torch.float64, model, vectors, *rest)
-    found = results(backend, torch.float64, model, ids.clamp(max=5).to(integer), *rest)
+    found = results(backend, torch.float64, model, ids.to(integer), *rest)
     expected.pop("grad x")
     assert_close(found, expected)
 
@@ -361,7 +364,7 @@ def test_one_frame_at_a_time_is_the_whole(backend, ids):
 def test_two_layers_are_one_upon_the_other(backend):
     model, x, lengths, (h, s), _ = problem(5, 9, 4, 20, 2, True, LENGTHS)
     model.backend = backend
-    parts = PeepholeLSTM(4, 20, 1, True, backend=backend), PeepholeLSTM(40, 20, 1, True)
+    parts = [PeepholeLSTM(size, 20, 1, True, backend=backend) for size in (4, 40)]
     for part, layer in zip(parts, model.layers, strict=True):
         part.layers[0] = layer
     between, (lower_h, lower_s) = parts[0](x, lengths, (h[:2], s[:2]))
@@ -387,13 +390,6 @@ def test_parts_that_nothing_hangs_on_get_no_gradient(backend):
     assert_close(found, expected)
 
 
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("both", [False, True], ids=["forward", "both ways"])
 @pytest.mark.parametrize("backend", FAST)
 def test_results_are_the_same_from_run_to_run(backend, both):
@@ -404,11 +400,11 @@ def test_results_are_the_same_from_run_to_run(backend, both):
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["forward", "both ways"])
-def test_only_the_weights_gradients_depend_on_the_number_of_threads(threads, both):
+def test_only_the_weights_gradients_depend_on_the_number_of_threads(set_num_threads, both):
     arguments = problem(7, 20, 5, 33, 2, both, [20, 3, 11, 0, 17, 20, 8])
     found = {}
     for number in (1, 2, 3):
-        threads(number)
+        set_num_threads(number)
         found[number] = results("cpu", torch.float32, *arguments)
     for number in (2, 3):
         of_weights = {name: found[number].pop(name) for name in list(found[number]) if "." in name}

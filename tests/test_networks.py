@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import transduce
 from transduce import PredictionNetwork, TranscriptionNetwork, Transducer, transducer_loss
 from transduce.networks import average_frames
 
@@ -133,3 +134,88 @@ def test_gradients_of_the_whole_agree_with_differences(backend):
 def test_a_pooling_of_less_than_one_is_refused():
     with pytest.raises(ValueError, match="pooling"):
         TranscriptionNetwork(3, 4, 5, pooling=0)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("u", range(4))
+def test_a_label_changes_every_prediction_after_it_and_none_before(u, num_layers):
+    network = PredictionNetwork(5, 20, num_layers)
+    labels = torch.tensor([[1, 2, 3, 4], [5, 5, 1, 2]])
+    changed = labels.clone()
+    changed[:, u] = labels[:, u] % 5 + 1
+    before, after = network(labels), network(changed)
+    assert torch.equal(before[:, : u + 1], after[:, : u + 1])
+    assert (before[:, u + 1 :] != after[:, u + 1 :]).any(2).all()
+
+
+@pytest.mark.parametrize("padding", range(6))
+def test_whatever_pads_the_labels_changes_no_prediction_before_it(padding):
+    network = PredictionNetwork(5, 20)
+    labels = torch.tensor([[1, 2, 3]])
+    padded = torch.nn.functional.pad(labels, (0, 4), value=padding)
+    assert torch.equal(network(padded)[:, :4], network(labels))
+
+
+@pytest.mark.parametrize("options", SHAPES, ids=str)
+def test_what_is_past_the_end_changes_neither_values_nor_gradients(options):
+    network = TranscriptionNetwork(7, 4, 12, **options)
+    num_frames, weights = torch.tensor([9, 1, 6]), list(network.parameters())
+    frames = torch.randn(3, 9, 7)
+    poisoned = frames.clone()
+    poisoned[torch.arange(9) >= num_frames[:, None]] = torch.nan
+    results = []
+    for x in (frames, poisoned):
+        x.requires_grad_()
+        f, lengths = network(x, num_frames)
+        inside = torch.arange(f.shape[1]) < lengths[:, None]
+        loss = f[inside].square().sum()
+        results.append((f, *torch.autograd.grad(loss, [x, *weights])))
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("options", SHAPES, ids=str)
+def test_gradients_through_layers_and_pooling_agree_with_differences(options):
+    network = TranscriptionNetwork(2, 2, 2, **options).double()
+    frames = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
+    num_frames = torch.tensor([5, 1, 4])
+
+    def f(*_):
+        f, lengths = network(frames, num_frames)
+        return f[torch.arange(f.shape[1]) < lengths[:, None]]
+
+    assert torch.autograd.gradcheck(f, [frames, *network.parameters()], fast_mode=True)
+
+
+@pytest.mark.parametrize("pooling", [1, 2])
+def test_dropout_acts_in_training_and_between_layers_only(pooling):
+    frames = torch.randn(2, 6, 3)
+    for num_layers in (1, 2):
+        network = TranscriptionNetwork(3, 4, 30, num_layers, dropout=0.5, pooling=pooling)
+        plain = TranscriptionNetwork(3, 4, 30, num_layers, pooling=pooling)
+        plain.load_state_dict(network.state_dict())
+        expected = plain(frames)[0]
+        assert torch.equal(network.eval()(frames)[0], expected)
+        assert torch.equal(network.train()(frames)[0], expected) == (num_layers == 1)
+
+
+def test_without_lengths_every_frame_counts():
+    network, frames = TranscriptionNetwork(3, 4, 8), torch.randn(2, 6, 3)
+    f, lengths = network(frames)
+    assert lengths.tolist() == [6, 6]
+    assert torch.equal(f, network(frames, torch.tensor([6, 6]))[0])
+
+
+def test_a_state_dict_carries_the_whole_model():
+    model, other = Transducer(3, 4, 8, 3, pooling=2), Transducer(3, 4, 8, 3, pooling=2)
+    arguments = torch.randn(2, 6, 3), torch.tensor([6, 5]), torch.tensor([[1, 4], [2, 3]])
+    assert not torch.equal(model(*arguments)[0], other(*arguments)[0])
+    other.load_state_dict(model.state_dict())
+    for found, expected in zip(other(*arguments), model(*arguments), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_the_package_itself_has_the_networks_and_all_it_names():
+    assert {"PeepholeLSTM", "PredictionNetwork", "TranscriptionNetwork"} <= set(transduce.__all__)
+    assert {"NULL", "Alphabet", "Transducer", "transducer_loss"} <= set(transduce.__all__)
+    assert [name for name in transduce.__all__ if not hasattr(transduce, name)] == []

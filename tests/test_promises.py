@@ -42,6 +42,29 @@ def test_a_file_imports_only_from_files_above_it(name, path):
         assert "networks" not in set(imports(path))
 
 
+def other_imports(path):
+    """What is imported in another way than `from transduce.x import y`; "" is the package."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (a.name[10:] for a in node.names if (a.name + ".").startswith("transduce."))
+        elif isinstance(node, ast.ImportFrom) and node.module == "transduce":
+            names = dict(modules())
+            yield from (a.name if a.name in names else "" for a in node.names)
+
+
+def test_imports_written_otherwise_point_upwards_too():
+    lowest = max(ORDER.index(name) for name in imports(PACKAGE / "__init__.py"))
+    for name, path in modules():
+        if name == "__init__":
+            continue
+        assert not re.search(r"^\s*from \.", path.read_text(), re.M), f"{name} imports relatively"
+        if name.startswith(("lstm", "lattice")):
+            assert "networks" not in set(other_imports(path))
+        for imported in other_imports(path):
+            above = ORDER.index(imported) if imported else lowest
+            assert above < ORDER.index(name), f"{name} imports {imported or 'the package'}"
+
+
 def test_importing_needs_no_more_than_pytorch_and_numpy():
     blocked = "numba llvmlite triton soundfile matplotlib safetensors rapidfuzz cyclopts rich"
     code = f"""
@@ -51,8 +74,20 @@ class Blocker:
         if name.split(".")[0] in {blocked.split()}:
             raise ImportError(name)
 sys.meta_path.insert(0, Blocker())
+import torch
 import transduce
-model = transduce.Transducer(3, 4, 5)
+model = transduce.Transducer(3, 4, 5, backend="reference")
+f, g, num_frames = model(torch.ones(2, 3).long(), torch.tensor([3, 2]), torch.ones(2, 1).long())
+transduce.transducer_loss(
+    f, g, torch.ones(2, 1).long(), num_frames, torch.tensor([1, 0]), backend="reference"
+).sum().backward()
+assert not set({blocked.split()}) & {{name.split(".")[0] for name in sys.modules}}
+try:
+    import numba
+except ImportError:
+    pass
+else:
+    raise AssertionError("nothing was blocked")
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
