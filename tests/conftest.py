@@ -1,3 +1,9 @@
+import os
+
+# Threads that wait asleep leave the cores to the other jobs of a busy machine. Before PyTorch is
+# imported, because its OpenMP reads this once.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 

@@ -13,9 +13,11 @@ PACKAGE = ROOT / "transduce"
 # From the top of the tree down; a folder's files stand where it stands, its doors last.
 ORDER = [
     *("alphabet", "simd.options", "simd.threads", "simd.functions", "simd.products"),
-    *("lstm.reference", "lstm.cpu", "lstm.layer", "networks"),
+    "nvrtc",
+    *("lstm.reference", "lstm.cpu", "lstm.triton_kernels", "lstm.layer", "networks"),
     *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
-    *("lattice.cpu.parts", "lattice.cpu.joint", "lattice.cpu", "lattice.loss"),
+    *("lattice.cpu.parts", "lattice.cpu.joint", "lattice.cpu", "lattice.triton_kernels"),
+    "lattice.loss",
     *("decoding", "demo", "cli"),
 ]
 

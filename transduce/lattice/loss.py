@@ -113,7 +113,7 @@ def lattice_transitions(
     _check_numbers("prediction", None, prediction)
     _check_labels("labels", None, labels, prediction.shape[1], NULL)
     f, g = (x.detach().to(_wide(x.dtype)) for x in (transcription, prediction))
-    arrows: tuple[Tensor, Tensor] = load(backend, f).lattice_transitions(f, g, labels.long())
+    arrows: tuple[Tensor, Tensor] = _kernel("lattice_transitions", backend, f)(f, g, labels.long())
     return arrows
 
 
@@ -162,8 +162,6 @@ def remove_nulls(alignment: list[int]) -> list[int]:
 
 
 class _Additive(torch.autograd.Function):
-    """Loss and gradients come from one pass; backward only scales them by what is upstream."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -175,19 +173,17 @@ class _Additive(torch.autograd.Function):
         num_labels: Tensor,
     ) -> Tensor:
         f, g = (x.detach().to(_wide(x.dtype)) for x in (transcription, prediction))
-        with_gradients = any(ctx.needs_input_grad)
-        loss, grad_f, grad_g = module.additive(f, g, labels, num_frames, num_labels, with_gradients)
-        if with_gradients:
-            ctx.save_for_backward(grad_f, grad_g)
-            ctx.dtypes = transcription.dtype, prediction.dtype
+        arguments = (f, g, labels, num_frames, num_labels, any(ctx.needs_input_grad))
+        loss, saved = module.additive_forward(*arguments)
+        ctx.save_for_backward(*saved)
+        ctx.module, ctx.dtype = module, transcription.dtype
         return loss  # type: ignore[no-any-return]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        scale = upstream[:, None, None]
-        grads = [(g * scale).to(d) for g, d in zip(ctx.saved_tensors, ctx.dtypes, strict=True)]
-        return None, *grads, None, None, None
+        grads = ctx.module.additive_backward(upstream, *ctx.saved_tensors)
+        return None, *(grad.to(ctx.dtype) for grad in grads), None, None, None
 
 
 class _Joint(torch.autograd.Function):
@@ -228,12 +224,13 @@ def load(backend: Backend, tensor: Tensor) -> ModuleType:
         backend = "triton" if tensor.is_cuda else "cpu"
     if backend == "cpu" and tensor.device.type != "cpu":
         raise ValueError(f"backend 'cpu' needs tensors on the CPU; these are on {tensor.device}")
-    if backend == "triton":
-        # TODO: goes when triton_kernels.py is there.
-        raise NotImplementedError("backend 'triton' is not there yet; move the tensors to the CPU")
-    if backend not in ("reference", "cpu"):
+    if backend == "triton" and not tensor.is_cuda:
+        raise ValueError(f"backend 'triton' needs tensors on a GPU; these are on {tensor.device}")
+    if backend not in ("reference", "cpu", "triton"):
         raise ValueError(f"backend must be auto, reference, cpu or triton, not {backend!r}")
-    return import_module(f"transduce.lattice.{backend}")
+    return import_module(
+        "transduce.lattice." + ("triton_kernels" if backend == "triton" else backend)
+    )
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -252,7 +249,16 @@ def _part(name: str, log_null: Tensor, log_label: Tensor, backend: Backend) -> A
     _check_numbers("log_null", None, log_null)
     _check_numbers("log_label", None, log_label)
     null, label = (x.detach().to(_wide(x.dtype)) for x in (log_null, log_label))
-    return getattr(load(backend, log_null), name)(null, label)
+    return _kernel(name, backend, log_null)(null, label)
+
+
+def _kernel(name: str, backend: Backend, tensor: Tensor) -> Callable[..., Any]:
+    """A part's function in the backend's module."""
+    module = load(backend, tensor)
+    if not hasattr(module, name):
+        # TODO: goes when the GPU has kernels for the parts.
+        raise ValueError(f"{name} has no kernel for the GPU; move its arguments with .cpu()")
+    return getattr(module, name)  # type: ignore[no-any-return]
 
 
 def check_shapes(

@@ -137,25 +137,34 @@ def density_gradient(log_prob: Tensor, gradient: Tensor) -> Tensor:
     return gradient - log_prob.exp() * gradient.sum(-1, keepdim=True)
 
 
-def additive(
-    transcription: Tensor,
-    prediction: Tensor,
+def additive_forward(
+    f: Tensor,
+    g: Tensor,
     labels: Tensor,
     num_frames: Tensor,
     num_labels: Tensor,
     with_gradients: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The loss [B] of the additive density, and its gradients with respect to f and g."""
-    loss = transcription.new_zeros(len(labels))
-    grad_f, grad_g = torch.zeros_like(transcription), torch.zeros_like(prediction)
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The loss [B] of the additive density, and what its gradients will need."""
+    loss = f.new_zeros(len(labels))
     for b, (T, U) in enumerate(zip(num_frames.tolist(), num_labels.tolist(), strict=True)):
-        f, g, y = transcription[b, :T], prediction[b, : U + 1], labels[b, :U]
-        log_prob = output_distribution(f, g)
-        loss[b], gradient = transition_gradient(log_prob, y, null=0)
-        cells = density_gradient(log_prob, gradient)
+        arrows = lattice_transitions(f[b, :T], g[b, : U + 1], labels[b, :U])
+        loss[b] = -log_likelihood(*arrows)
+    return loss, (f, g, labels, num_frames, num_labels)
+
+
+def additive_backward(
+    upstream: Tensor, f: Tensor, g: Tensor, labels: Tensor, num_frames: Tensor, num_labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients with respect to f and g, times upstream [B]."""
+    grad_f, grad_g = torch.zeros_like(f), torch.zeros_like(g)
+    for b, (T, U) in enumerate(zip(num_frames.tolist(), num_labels.tolist(), strict=True)):
+        log_prob = output_distribution(f[b, :T], g[b, : U + 1])
+        _, gradient = transition_gradient(log_prob, labels[b, :U], null=0)
+        cells = upstream[b] * density_gradient(log_prob, gradient)
         grad_f[b, :T] = cells.sum(1)  # Eq. 21
         grad_g[b, : U + 1] = cells.sum(0)  # Eq. 22
-    return loss, *((grad_f, grad_g) if with_gradients else (None, None))
+    return grad_f, grad_g
 
 
 def joint_forward(

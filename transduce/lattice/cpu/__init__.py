@@ -1,6 +1,10 @@
 """The output lattice on the CPU, compiled by Numba (Eqs. 12-22)."""
 
-from transduce.lattice.cpu.additive import additive, lattice_transitions
+from transduce.lattice.cpu.additive import (
+    additive_backward,
+    additive_forward,
+    lattice_transitions,
+)
 from transduce.lattice.cpu.joint import joint_backward, joint_forward
 from transduce.lattice.cpu.parts import (
     backward_variables,
@@ -10,7 +14,8 @@ from transduce.lattice.cpu.parts import (
 )
 
 __all__ = [
-    "additive",
+    "additive_backward",
+    "additive_forward",
     "backward_variables",
     "best_alignment",
     "forward_variables",

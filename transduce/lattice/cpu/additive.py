@@ -258,25 +258,33 @@ def _additive_shares(team, arguments):
     _share_additive(team, arguments)
 
 
-def additive(
-    transcription: Tensor,
-    prediction: Tensor,
+def additive_forward(
+    f: Tensor,
+    g: Tensor,
     labels: Tensor,
     num_frames: Tensor,
     num_labels: Tensor,
     with_gradients: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The loss [B] of the additive density, and its gradients with respect to f and g."""
-    f, g = transcription.contiguous(), prediction.contiguous()
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The loss [B] of the additive density, and its gradients with respect to f and g.
+
+    The gradients come from the same pass, while all that they need is in the cache.
+    """
+    f, g = f.contiguous(), g.contiguous()
     loss = f.new_empty(len(f))
     grad_f = torch.empty_like(f if with_gradients else f[:0])
     grad_g = torch.empty_like(g if with_gradients else g[:0])
     T, U = num_frames.numpy(), num_labels.numpy()
-    arrays = (f.numpy(), g.numpy(), labels.contiguous().numpy(), T, U, with_gradients)
+    arrays = (f.numpy(), g.numpy(), labels.numpy(), T, U, with_gradients)
     results = (loss.numpy(), grad_f.numpy(), grad_g.numpy())
     items, starts = shares_of(T * (U + 1), num_threads())
     _additive_shares(team(len(starts) - 1), (starts, items, *arrays, *results))
-    return loss, *((grad_f, grad_g) if with_gradients else (None, None))
+    return loss, (grad_f, grad_g)
+
+
+def additive_backward(upstream: Tensor, grad_f: Tensor, grad_g: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients with respect to f and g, times upstream [B]."""
+    return grad_f * upstream[:, None, None], grad_g * upstream[:, None, None]
 
 
 @compiled
