@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from measure import extra_megabytes, machine, medians, show
@@ -110,26 +111,26 @@ def joint(f: Tensor, g: Tensor) -> Tensor:
 
 def peers() -> dict[str, Loss]:
     found: dict[str, Loss] = {}
-    if module := _module("fast_rnnt"):
-        found["fast_rnnt simple"] = lambda f, g, y, T, U: module.rnnt_loss_simple(
+    if fast_rnnt := _module("fast_rnnt"):
+        found["fast_rnnt simple"] = lambda f, g, y, T, U: fast_rnnt.rnnt_loss_simple(
             g, f, y, 0, torch.stack([0 * U, 0 * T, U, T], 1), reduction="none"
         )
-    if module := _module("transducer.torch_binding"):
-        found["awni/transducer"] = lambda f, g, y, T, U: module.TransducerLoss()(
+    if awni := _module("transducer.torch_binding"):
+        found["awni/transducer"] = lambda f, g, y, T, U: awni.TransducerLoss()(
             f, g, y.flatten().int(), T.int(), U.int()
         )
-    if module := _module("warprnnt_pytorch"):
-        found["warp-transducer"] = lambda f, g, y, T, U: module.rnnt_loss(
+    if warp := _module("warprnnt_pytorch"):
+        found["warp-transducer"] = lambda f, g, y, T, U: warp.rnnt_loss(
             joint(f, g), y.int(), T.int(), U.int(), blank=0, reduction="none"
         )
-    if module := _module("torchaudio.functional"):
-        found["torchaudio"] = lambda f, g, y, T, U: module.rnnt_loss(
+    if audio := _module("torchaudio.functional"):
+        found["torchaudio"] = lambda f, g, y, T, U: audio.rnnt_loss(
             joint(f, g), y.int(), T.int(), U.int(), blank=0, reduction="none"
         )
     return found
 
 
-def _module(name: str) -> object | None:
+def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:

@@ -516,3 +516,15 @@ def test_an_unknown_backend_is_refused():
     model = PeepholeLSTM(2, 2, backend="numpy")
     with pytest.raises(ValueError, match="auto, reference, cpu or triton, not 'numpy'"):
         model(torch.zeros(1, 1, 2))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_frame_that_is_not_a_number_is_not_hidden(backend):
+    model = PeepholeLSTM(3, 20, backend=backend)
+    x = torch.randn(2, 5, 3)
+    x[1, 2, 0] = torch.nan
+    output, (h, s) = model(x)
+    broken = torch.tensor([[False] * 5, [False, False, True, True, True]])
+    assert torch.equal(output.isnan().all(2), broken)
+    assert torch.equal(output.isnan().any(2), broken)
+    assert h[0, 1].isnan().all() and s[0, 1].isnan().all() and not h[0, 0].isnan().any()

@@ -77,11 +77,11 @@ def _split_exp(x):
 
 @njit(fastmath=CONTRACT)
 def _exp32(x):
-    clamped = x if x > _EXP_LOW else _EXP_LOW  # not max(), which minds NaN
-    clamped = clamped if clamped < _EXP_HIGH else _EXP_HIGH
+    clamped = _EXP_LOW if x < _EXP_LOW else x  # NaN stays NaN
+    clamped = _EXP_HIGH if clamped > _EXP_HIGH else clamped
     power, rest = _split_exp(clamped)
     value = power * rest + power
-    return value if x > _EXP_LOW else _ZERO
+    return _ZERO if x < _EXP_LOW else value
 
 
 @njit(fastmath=CONTRACT)
@@ -108,8 +108,8 @@ def _sigmoid32(x):
 @njit(fastmath=CONTRACT)
 def _tanh32(x):
     doubled = x * _TWO
-    doubled = doubled if doubled > _TANH_LOW else _TANH_LOW
-    doubled = doubled if doubled < _TANH_HIGH else _TANH_HIGH
+    doubled = _TANH_LOW if doubled < _TANH_LOW else doubled
+    doubled = _TANH_HIGH if doubled > _TANH_HIGH else doubled
     power, rest = _split_exp(doubled)
     grown = power * rest + (power - _ONE)  # e^2x - 1, exact near 0
     return grown / (grown + _TWO)

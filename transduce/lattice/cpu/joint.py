@@ -126,7 +126,7 @@ def _chunks(logits: Tensor, num_frames: Tensor) -> Iterator[tuple[int, slice, Te
     Where the logits are that already they are not copied, and a piece is a whole utterance.
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    step = max(1, CHUNK // logits[0, 0].numel())
+    step = max(num_threads(), CHUNK // logits[0, 0].numel())
     for b, T in enumerate(num_frames.tolist()):
         as_they_are = logits.dtype == dtype and logits[b].is_contiguous()
         for first in range(0, T, T if as_they_are else step):
