@@ -153,7 +153,7 @@ def main() -> None:
         data = batch(*shape)
         calls = {which: partial(data.gradients, loss) for which, loss in losses.items()}
         exact = data.double().gradients(transducer_loss)[0]
-        times = medians(calls, seconds=15)
+        times = medians(calls, seconds=10)
         ours = times["transducer_loss"]
         rows = []
         for which, call in calls.items():

@@ -44,7 +44,7 @@ def main() -> None:
         calls |= {
             f"{name}|fb": forward_and_backward(model, x, upstream) for name, model in models.items()
         }
-        times = medians(calls, seconds=30)
+        times = medians(calls, seconds=20)
         rows = []
         for name in models:
             f, fb = times[f"{name}|f"], times[f"{name}|fb"]
