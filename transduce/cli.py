@@ -31,6 +31,8 @@ def demo(*, steps: int = 400, seed: int = 0, figure: Path | None = None) -> None
     figure
         Where to draw the output lattice of the first held-out number (png, svg or pdf).
     """
+    if figure is not None and not figure.absolute().parent.is_dir():
+        raise SystemExit(f"transduce: --figure {figure}: there is no folder {figure.parent}")
     demonstration.run(steps, seed, figure)
 
 
