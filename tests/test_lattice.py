@@ -38,8 +38,8 @@ from transduce import (
     remove_nulls,
     transducer_loss,
 )
+from transduce.backends import load
 from transduce.lattice import reference
-from transduce.lattice.loss import load
 
 pytestmark = pytest.mark.usefixtures("empty_is_nan")
 
@@ -312,7 +312,7 @@ def test_strides_change_nothing(backend):
 
 
 def test_the_cpu_is_chosen_for_tensors_on_the_cpu():
-    assert load("auto", torch.zeros(1)).__name__ == "transduce.lattice.cpu"
+    assert load("lattice", "auto", torch.zeros(1)).__name__ == "transduce.lattice.cpu"
 
 
 # --- Determinism --------------------------------------------------------------------------------

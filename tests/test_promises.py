@@ -13,7 +13,7 @@ PACKAGE = ROOT / "transduce"
 # From the top of the tree down; a folder's files stand where it stands, its doors last.
 ORDER = [
     *("alphabet", "simd.options", "simd.threads", "simd.functions", "simd.products"),
-    "nvrtc",
+    *("backends", "nvrtc"),
     *("lstm.reference", "lstm.cpu", "lstm.triton_kernels", "lstm.layer", "networks"),
     *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
     *("lattice.cpu.parts", "lattice.cpu.joint", "lattice.cpu", "lattice.triton_kernels"),

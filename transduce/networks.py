@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.alphabet import NULL
-from transduce.lstm.layer import Backend, PeepholeLSTM, State
+from transduce.backends import Backend
+from transduce.lstm.layer import PeepholeLSTM, State
 
 
 class PredictionNetwork(nn.Module):

@@ -7,16 +7,15 @@ Each checks its arguments, chooses a backend by looking at them, and calls it. N
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL
+from transduce.backends import Backend, load
 
-Backend = Literal["auto", "reference", "cpu", "triton"]
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -36,7 +35,7 @@ def transducer_loss(
     of half types is float32. A y that cannot be emitted has loss inf and gradient 0.
     """
     check_shapes(transcription, prediction, labels, num_frames, num_labels)
-    module = load(backend, transcription)
+    module = load("lattice", backend, transcription)
     arguments = _lengths_checked(
         labels, num_frames, num_labels, transcription.shape[1], prediction.shape[1] - 1
     )
@@ -73,7 +72,7 @@ def rnnt_loss(
     logits must be log-probabilities already. The loss of half types is float32.
     """
     _check_joint(logits, targets, logit_lengths, target_lengths, blank, reduction)
-    module = load(backend, logits)
+    module = load("lattice", backend, logits)
     null = blank % logits.shape[3]
     names = ("targets", "logit_lengths", "target_lengths")
     arguments = _lengths_checked(
@@ -113,7 +112,9 @@ def lattice_transitions(
     _check_numbers("prediction", None, prediction)
     _check_labels("labels", None, labels, prediction.shape[1], NULL)
     f, g = (x.detach().to(_wide(x.dtype)) for x in (transcription, prediction))
-    arrows: tuple[Tensor, Tensor] = _kernel("lattice_transitions", backend, f)(f, g, labels.long())
+    arrows: tuple[Tensor, Tensor] = load("lattice", backend, f).lattice_transitions(
+        f, g, labels.long()
+    )
     return arrows
 
 
@@ -148,8 +149,10 @@ def best_alignment(
 ) -> tuple[list[int], float]:
     """The frame at which the most probable alignment of y emits each label, and ln Pr(a|x).
 
-    Of equally probable alignments it is the one that emits its labels latest.
+    Of equally probable alignments it is the one that emits its labels latest. The result is a list,
+    so it is found where lists are, on the CPU.
     """
+    log_null, log_label = log_null.cpu(), log_label.cpu()
     return _part("best_alignment", log_null, log_label, backend)  # type: ignore[no-any-return]
 
 
@@ -202,35 +205,22 @@ class _Joint(torch.autograd.Function):
         clamp: float,
     ) -> Tensor:
         tensors = (labels, num_frames, num_labels)
-        loss, log_total = module.joint_forward(logits.detach(), *tensors, null, fused)
-        ctx.save_for_backward(logits, log_total, *tensors)
+        with_gradients = ctx.needs_input_grad[1]
+        loss, saved = module.joint_forward(logits.detach(), *tensors, null, fused, with_gradients)
+        ctx.save_for_backward(logits, *tensors, *saved)
         ctx.module, ctx.options = module, (null, fused, clamp)
         return loss  # type: ignore[no-any-return]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        logits, *saved = ctx.saved_tensors
-        grad = ctx.module.joint_backward(upstream, logits.detach(), *saved, *ctx.options)
+        logits, labels, num_frames, num_labels, *saved = ctx.saved_tensors
+        arguments = (logits.detach(), labels, num_frames, num_labels, *ctx.options, *saved)
+        grad = ctx.module.joint_backward(upstream, *arguments)
         return None, grad, *(None,) * 6
 
 
 # --- Choosing and checking ----------------------------------------------------------------------
-
-
-def load(backend: Backend, tensor: Tensor) -> ModuleType:
-    """The backend's module: the one asked for, or the one for the tensor's device."""
-    if backend == "auto":
-        backend = "triton" if tensor.is_cuda else "cpu"
-    if backend == "cpu" and tensor.device.type != "cpu":
-        raise ValueError(f"backend 'cpu' needs tensors on the CPU; these are on {tensor.device}")
-    if backend == "triton" and not tensor.is_cuda:
-        raise ValueError(f"backend 'triton' needs tensors on a GPU; these are on {tensor.device}")
-    if backend not in ("reference", "cpu", "triton"):
-        raise ValueError(f"backend must be auto, reference, cpu or triton, not {backend!r}")
-    return import_module(
-        "transduce.lattice." + ("triton_kernels" if backend == "triton" else backend)
-    )
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -249,16 +239,7 @@ def _part(name: str, log_null: Tensor, log_label: Tensor, backend: Backend) -> A
     _check_numbers("log_null", None, log_null)
     _check_numbers("log_label", None, log_label)
     null, label = (x.detach().to(_wide(x.dtype)) for x in (log_null, log_label))
-    return _kernel(name, backend, log_null)(null, label)
-
-
-def _kernel(name: str, backend: Backend, tensor: Tensor) -> Callable[..., Any]:
-    """A part's function in the backend's module."""
-    module = load(backend, tensor)
-    if not hasattr(module, name):
-        # TODO: goes when the GPU has kernels for the parts.
-        raise ValueError(f"{name} has no kernel for the GPU; move its arguments with .cpu()")
-    return getattr(module, name)  # type: ignore[no-any-return]
+    return getattr(load("lattice", backend, log_null), name)(null, label)
 
 
 def check_shapes(

@@ -174,20 +174,20 @@ def joint_forward(
     num_labels: Tensor,
     null: int,
     fused: bool,
-) -> tuple[Tensor, Tensor | None]:
+    with_gradients: bool,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The loss [B] of any joint network's logits [B, T, U+1, K+1]; nothing is kept for later."""
     loss = logits.new_zeros(len(labels), dtype=torch.promote_types(logits.dtype, torch.float32))
     for b, (T, U) in enumerate(zip(num_frames.tolist(), num_labels.tolist(), strict=True)):
         cells = logits[b, :T, : U + 1].to(loss.dtype)
         log_prob = normalise(cells) if fused else cells
         loss[b] = -log_likelihood(*transitions(log_prob, labels[b, :U], null))
-    return loss, None
+    return loss, ()
 
 
 def joint_backward(
     upstream: Tensor,
     logits: Tensor,
-    log_total: Tensor | None,
     labels: Tensor,
     num_frames: Tensor,
     num_labels: Tensor,

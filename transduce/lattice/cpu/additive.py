@@ -181,8 +181,12 @@ def _direct_gradients(f, g, total, occupancy, grad_f, grad_g):
 
 
 @compiled
-def _additive(items, f, g, labels, num_frames, num_labels, with_gradients, loss, grad_f, grad_g):
-    """The utterances `items` of a batch, one after the other in one set of arrays."""
+def _additive(
+    share, starts, all_items, f, g, labels, num_frames, num_labels, with_gradients, loss, grad_f,
+    grad_g,
+):  # fmt: skip
+    """A share of a batch's utterances, one after the other in one set of arrays."""
+    items = all_items[starts[share] : starts[share + 1]]
     lanes = VECTOR_BYTES // 4
     num_outputs = f.shape[2]
     max_T, max_U = 0, 0
@@ -240,17 +244,7 @@ def _additive(items, f, g, labels, num_frames, num_labels, with_gradients, loss,
         )  # fmt: skip
 
 
-@compiled
-def _additive_share(
-    i, starts, items, f, g, labels, num_frames, num_labels, with_gradients, loss, grad_f, grad_g
-):  # fmt: skip
-    _additive(
-        items[starts[i] : starts[i + 1]], f, g, labels, num_frames, num_labels, with_gradients,
-        loss, grad_f, grad_g,
-    )  # fmt: skip
-
-
-_share_additive = sharing(_additive_share)
+_share_additive = sharing(_additive)
 
 
 @compiled

@@ -135,14 +135,15 @@ def unskew(skewed, T, columns):
 
 
 @compiled
-def variables(log_null, log_label, like):
-    """ln ∅ [T, U+1] and ln y [T, U], skewed, and α, β and ln Pr(y|x) with them."""
+def variables(log_null, log_label, with_beta, like):
+    """The skewed ln y, α, β and ln Pr(y|x) of ln ∅ [T, U+1] and ln y [T, U]; β if wanted."""
     T, U = log_label.shape
     shape = skewed_shape(T, U)
-    null, label, alpha, beta = np.empty(shape), np.empty(shape), np.empty(shape), np.empty(shape)
+    null, label, alpha = np.empty(shape), np.empty(shape), np.empty(shape)
+    beta = np.empty(shape) if with_beta else alpha
     _skew(log_null, null)
     _skew(log_label, label)
-    evidence = forward_backward(T, U, null, label, alpha, beta, True, like)
+    evidence = forward_backward(T, U, null, label, alpha, beta, with_beta, like)
     return label, alpha, beta, evidence
 
 

@@ -67,7 +67,7 @@ def _joint_totals_shares(team, arguments):
 def _joint_flow(log_null, log_label, like):
     """The occupancy of each node [T, U+1] and its part that leaves by the label [T, U]."""
     T, U = log_label.shape
-    label, alpha, beta, evidence = variables(log_null, log_label, like)
+    label, alpha, beta, evidence = variables(log_null, log_label, True, like)
     if evidence <= NEVER:
         return np.zeros((T, U + 1)), np.zeros((T, U + 1))
     flow(alpha, beta, label, evidence, like)
@@ -156,7 +156,8 @@ def joint_forward(
     num_labels: Tensor,
     null: int,
     fused: bool,
-) -> tuple[Tensor, Tensor]:
+    with_gradients: bool,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The loss [B] of any joint network's logits [B, T, U+1, K+1], and ln of their sums."""
     loss = torch.zeros(len(logits), dtype=torch.promote_types(logits.dtype, torch.float32))
     log_total = torch.empty(logits.shape[:3], dtype=loss.dtype)
@@ -174,21 +175,21 @@ def joint_forward(
             loss[b] = torch.nan
             continue
         arrows = _arrows(logits[b, :T, : U + 1], log_total[b, :T, : U + 1], y, null)
-        evidence = variables(*arrows, loss.numpy())[3]
+        evidence = variables(*arrows, False, loss.numpy())[3]
         loss[b] = -evidence if evidence > NEVER else torch.inf
-    return loss, log_total
+    return loss, (log_total,)
 
 
 def joint_backward(
     upstream: Tensor,
     logits: Tensor,
-    log_total: Tensor,
     labels: Tensor,
     num_frames: Tensor,
     num_labels: Tensor,
     null: int,
     fused: bool,
     clamp: float,
+    log_total: Tensor,
 ) -> Tensor:
     """The gradient with respect to the logits, clamped before it is scaled by `upstream`."""
     grad = torch.empty(logits.shape, dtype=logits.dtype)

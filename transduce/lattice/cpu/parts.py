@@ -12,7 +12,7 @@ from transduce.simd.options import compiled
 @compiled
 def _forward_and_backward_variables(log_null, log_label):
     T, U = log_label.shape
-    _, alpha, beta, _ = variables(log_null, log_label, log_null)
+    _, alpha, beta, _ = variables(log_null, log_label, True, log_null)
     return unskew(alpha, T, U + 1), unskew(beta, T, U + 1)
 
 
