@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,10 @@ import torch
 from torch import Tensor
 
 MAX_ARGUMENTS = 32
+USUAL_SHARED = 48 * 1024  # bytes; a kernel that needs more must ask
+MOST_SHARED = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_thread = threading.local()  # which device's context it has
 
 
 @cache
@@ -71,26 +77,87 @@ class Kernel:
         first = ctypes.addressof(self.values)
         places = range(first, first + 8 * MAX_ARGUMENTS, 8)
         self.pointers = (ctypes.c_void_p * MAX_ARGUMENTS)(*places)
-        self.launch = _driver().cuLaunchKernel
+        self.shared = USUAL_SHARED
 
     def __call__(
-        self, grid: tuple[int, int], threads: int, arguments: Sequence[Tensor | int | float]
+        self,
+        grid: tuple[int, int],
+        threads: int,
+        arguments: Sequence[Tensor | int | float | None],
+        shared: int = 0,
+        together: bool = False,
     ) -> None:
-        """Launch on the current stream: tensors as pointers, int as long long, float as double."""
-        for i, argument in enumerate(arguments):
-            if isinstance(argument, Tensor):
-                self.values[i] = argument.data_ptr()
-            elif isinstance(argument, int):
-                self.values[i] = argument
-            else:
-                self.values[i] = struct.unpack("q", struct.pack("d", argument))[0]
-        # Autograd's threads begin without one.
-        _check(_driver().cuCtxSetCurrent(self.context), "setting the context")
+        """Launch on the current stream: tensors as pointers, None as a null one, int as long long,
+        float as double.
+
+        `shared` is the dynamic shared memory in bytes. With `together` all blocks run at once, so
+        that one may wait for another.
+        """
+        self.values[: len(arguments)] = [_bits(argument) for argument in arguments]
+        if getattr(_thread, "device", None) != self.device:  # autograd's threads begin without one
+            _check(_driver().cuCtxSetCurrent(self.context), "setting the context")
+            _thread.device = self.device
+        if shared > self.shared:
+            what = _driver().cuFuncSetAttribute(self.function, MAX_DYNAMIC_SHARED, shared)
+            _check(what, f"asking for {shared} bytes of shared memory")
+            self.shared = shared
         stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self.device))
-        _check(
-            self.launch(self.function, *grid, 1, threads, 1, 1, 0, stream, self.pointers, None),
-            "a kernel's launch",
-        )
+        options = (self.function, *grid, 1, threads, 1, 1, shared, stream, self.pointers)
+        if together:
+            _check(_driver().cuLaunchCooperativeKernel(*options), "a kernel's launch")
+        else:
+            _check(_driver().cuLaunchKernel(*options, None), "a kernel's launch")
+
+
+def _bits(argument: Tensor | int | float | None) -> int:
+    if argument is None:
+        return 0
+    if isinstance(argument, Tensor):
+        return argument.data_ptr()
+    if isinstance(argument, int):
+        return argument
+    bits: int = struct.unpack("q", struct.pack("d", argument))[0]
+    return bits
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which the device is the current one."""
+    here = device.index == torch.cuda.current_device()
+    return nullcontext() if here else torch.cuda.device(device)
+
+
+def full_float32() -> AbstractContextManager[None]:
+    """A context for products in full float32, whatever PyTorch was told of TF32 and half types."""
+    usual = torch.backends.cuda.matmul.allow_tf32 or torch.is_autocast_enabled("cuda")
+    return _full_float32() if usual else nullcontext()
+
+
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def set_all_bits(tensor: Tensor) -> None:
+    """Fill a tensor with ones, bit by bit, on the current stream."""
+    stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(tensor.get_device()))
+    place, words = ctypes.c_void_p(tensor.data_ptr()), tensor.nbytes // 4
+    _check(_driver().cuMemsetD32Async(place, 0xFFFFFFFF, ctypes.c_size_t(words), stream), "a fill")
+
+
+@cache
+def shared_memory(device: int) -> int:
+    """How many bytes of it a block may ask for."""
+    number, handle = ctypes.c_int(), ctypes.c_int()
+    _check(_driver().cuDeviceGet(ctypes.byref(handle), device), "finding the GPU")
+    code = _driver().cuDeviceGetAttribute(ctypes.byref(number), MOST_SHARED, handle)
+    _check(code, "asking for the GPU's shared memory")
+    return number.value
 
 
 @cache
@@ -99,10 +166,14 @@ def kernels(
 ) -> tuple[Kernel, ...]:
     """The named kernels of a source, loaded on a device; call it with that device current."""
     code = compile_cuda(source, options, torch.cuda.get_device_capability(device))
-    module = ctypes.c_void_p()
+    module, context, handle = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+    _check(_driver().cuDeviceGet(ctypes.byref(handle), device), "finding the GPU")
+    # PyTorch's own context; the thread may have none yet.
+    what = _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+    _check(what, "asking for the GPU's context")
+    _check(_driver().cuCtxSetCurrent(context), "setting the context")
+    _thread.device = device
     _check(_driver().cuModuleLoadData(ctypes.byref(module), code), "loading a module")
-    context = ctypes.c_void_p()
-    _check(_driver().cuCtxGetCurrent(ctypes.byref(context)), "reading the context")
     loaded = []
     for name in names:
         function = ctypes.c_void_p()

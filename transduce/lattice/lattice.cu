@@ -1,5 +1,6 @@
 // The output lattice on the GPU (Eqs. 12-22). `real` is float or double, `input` the logits' type.
-// Arrays along the lattice are skewed: node (t, u) of item b is at (b * rows + t + u) * columns + u.
+// Arrays along the lattice are skewed: node (t, u) of item b is at (b * rows + t + u) * columns + u,
+// with rows = T + U and columns = U + 1, rounded up to a thread's E.
 
 typedef long long integer;
 #define INFINITE __longlong_as_double(0x7ff0000000000000LL)
@@ -53,6 +54,47 @@ __device__ __forceinline__ value shuffle_down(value a) {
 }
 #endif
 
+// An arrow's logarithm as the lattice's steps take it: -inf is a large number, NaN stays NaN.
+__device__ __forceinline__ real arrow(double x) { return (real)(x < IMPOSSIBLE ? IMPOSSIBLE : x); }
+
+// E neighbouring numbers of a diagonal.
+template <typename number>
+struct __align__(E * sizeof(number) > 16 ? 16 : E * sizeof(number)) several {
+  number e[E];
+};
+
+// The forward or the backward variables in memory. For float inputs each is a float and the upper half
+// of another, which has what the first could not hold: 33 bits in six bytes.
+struct log_variables {
+  real* high;
+  unsigned short* low;
+  __device__ __forceinline__ log_variables at(integer i) const { return {high + i, low + i}; }
+  __device__ __forceinline__ void store(const value (&x)[E]) const {
+    several<real> highs;
+#ifdef DOUBLE
+#pragma unroll
+    for (int e = 0; e < E; e++) highs.e[e] = x[e];
+#else
+    several<unsigned short> lows;
+#pragma unroll
+    for (int e = 0; e < E; e++) {
+      highs.e[e] = x[e].high + x[e].low;
+      float rest = (x[e].high - highs.e[e]) + x[e].low;
+      lows.e[e] = (unsigned short)((__float_as_uint(rest) + 0x8000) >> 16);
+    }
+    *(several<unsigned short>*)low = lows;
+#endif
+    *(several<real>*)high = highs;
+  }
+  __device__ __forceinline__ double operator[](integer i) const {
+#ifdef DOUBLE
+    return high[i];
+#else
+    return (double)high[i] + (double)__uint_as_float((unsigned)low[i] << 16);
+#endif
+  }
+};
+
 __device__ __forceinline__ integer frames_of(const integer* num_frames, integer b, integer max_T) {
   integer T = num_frames[b];
   return T < 1 ? 1 : T > max_T ? max_T : T;
@@ -83,36 +125,103 @@ __device__ number reduce(number x, number* space) {
   return x;
 }
 
-// e^(x - the row's largest) for every row of f, then of g; padding becomes 0. A block a row.
+// The rows of f, B T of them, and those of g, B (U + 1), count as one array here.
+struct row_of {
+  bool of_f, inside;
+  integer b, i, in_its_array;
+  __device__ row_of(integer row, const integer* num_frames, const integer* num_labels, integer B,
+                    integer max_T, integer max_U) {
+    of_f = row < B * max_T;
+    in_its_array = of_f ? row : row - B * max_T;
+    integer length = of_f ? max_T : max_U + 1;
+    b = in_its_array / length, i = in_its_array % length;
+    inside = of_f ? i < frames_of(num_frames, b, max_T) : i <= labels_of(num_labels, b, max_U);
+  }
+};
+
+// W neighbouring numbers of a row.
+template <int W>
+struct __align__(W * sizeof(real) > 16 ? 16 : W * sizeof(real)) pack {
+  real e[W];
+};
+
+template <int W>
+__device__ void exponentials_of(const real* x, real* y, real* top_of_row, int K, bool known) {
+  int lane = threadIdx.x % 32;
+  real top = known ? *top_of_row : (real)-INFINITE;
+  if (!known) {
+    bool bad = false;
+#pragma unroll 4
+    for (int k = lane * W; k < K; k += 32 * W) {
+      pack<W> v = *(const pack<W>*)(x + k);
+#pragma unroll
+      for (int e = 0; e < W; e++) {
+        bad |= !(v.e[e] < INFINITE);
+        top = v.e[e] > top ? v.e[e] : top;
+      }
+    }
+    for (int d = 16; d > 0; d /= 2) {
+      real other = __shfl_xor_sync(0xffffffff, top, d);
+      top = other > top ? other : top;
+    }
+    if (top == (real)-INFINITE) top = 0;
+    if (__any_sync(0xffffffff, bad)) top = (real)NOT_A_NUMBER;
+    if (lane == 0) *top_of_row = top;
+  }
+#pragma unroll 4
+  for (int k = lane * W; k < K; k += 32 * W) {
+    pack<W> v = *(const pack<W>*)(x + k);
+#pragma unroll
+    for (int e = 0; e < W; e++) v.e[e] = exponential(v.e[e] - top);
+    *(pack<W>*)(y + k) = v;
+  }
+}
+
+// e^(x - the row's largest) for every row of f, then of g, a warp a row; padding becomes 0. The
+// largest are found, or with `known` they are in `tops`; NaN stands for a row with NaN or +inf.
 extern "C" __global__ void exponentials(const real* f, const real* g, const integer* num_frames,
                                         const integer* num_labels, real* exp_f, real* exp_g,
-                                        real* top_f, real* top_g, integer B, integer max_T,
-                                        integer max_U, integer K) {
-  __shared__ real space[32];
-  integer row = blockIdx.x;
-  bool of_f = row < B * max_T;
-  if (!of_f) row -= B * max_T;
-  integer length = of_f ? max_T : max_U + 1, b = row / length, i = row % length;
-  bool inside = of_f ? i < frames_of(num_frames, b, max_T) : i <= labels_of(num_labels, b, max_U);
-  const real* x = (of_f ? f : g) + row * K;
-  real* y = (of_f ? exp_f : exp_g) + row * K;
-  if (!inside) {
-    for (integer k = threadIdx.x; k < K; k += blockDim.x) y[k] = 0;
-    return;
-  }
-  real top = -INFINITE;
-  bool bad = false;
-  for (integer k = threadIdx.x; k < K; k += blockDim.x) {
-    real v = x[k];
-    bad |= !(v < INFINITE);
-    top = v > top ? v : top;
-  }
-  top = reduce<real, false>(top, space);
-  if (top == -INFINITE) top = 0;
-  bad = __syncthreads_or(bad);
-  for (integer k = threadIdx.x; k < K; k += blockDim.x) y[k] = exponential(x[k] - top);
-  if (threadIdx.x == 0) (of_f ? top_f : top_g)[row] = bad ? (real)NOT_A_NUMBER : top;
+                                        real* tops, int* weak_rows, integer B, integer max_T,
+                                        integer max_U, integer K, integer known) {
+  integer index = (blockIdx.x * (integer)blockDim.x + threadIdx.x) / 32;
+  int lane = threadIdx.x % 32;
+  if (index >= B * (max_T + max_U + 1)) return;
+  row_of row(index, num_frames, num_labels, B, max_T, max_U);
+  const real* x = (row.of_f ? f : g) + row.in_its_array * K;
+  real* y = (row.of_f ? exp_f : exp_g) + row.in_its_array * K;
+  if (!known && lane == 0) weak_rows[index] = 0;
+  if (!row.inside)
+    for (integer k = lane; k < K; k += 32) y[k] = 0;
+  else if (K % 4 == 0)
+    exponentials_of<4>(x, y, tops + index, (int)K, known);
+  else
+    exponentials_of<1>(x, y, tops + index, (int)K, known);
 }
+
+// For each label of an item the next place that has the same one, or -1, and whether it is the first.
+__device__ void find_chain(const integer* labels, int* chain, integer U) {
+  for (integer u = threadIdx.x; u < U; u += blockDim.x) {
+    integer k = labels[u], next = -1;
+    bool first = true;
+    for (integer v = 0; v < u; v++) first &= labels[v] != k;
+    for (integer v = U - 1; v > u; v--) next = labels[v] == k ? v : next;
+    chain[2 * u] = (int)next;
+    chain[2 * u + 1] = first;
+  }
+}
+
+// The node of an item (blockIdx.y) that a thread has.
+struct node_of {
+  int t, u;
+  bool inside;
+  integer at;  // in the skewed arrays
+  __device__ node_of(integer rows, integer columns) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    u = i % (int)columns, t = i / (int)columns - u;
+    inside = i < rows * columns;
+    at = blockIdx.y * rows * columns + i;
+  }
+};
 
 __device__ double direct_log_total(const real* f, const real* g, integer K) {
   double top = -INFINITE;
@@ -127,236 +236,249 @@ __device__ double direct_log_total(const real* f, const real* g, integer K) {
 }
 
 // ln of the null and of the label arrow out of every node, skewed, -inf outside the lattice.
-// Where the total is too small to be trusted it is computed directly, and set to 0.
+// Where the total is too small to be trusted it is computed directly, and set to 0. An item's last
+// block finds its labels' chain.
 extern "C" __global__ void transitions(const real* f, const real* g, const integer* labels,
                                        const integer* num_frames, const integer* num_labels,
-                                       const real* top_f, const real* top_g, real* total,
-                                       real* log_null, real* log_label, int* weak_rows, integer B, integer max_T,
-                                       integer max_U, integer K, integer rows, integer columns,
-                                       double threshold) {
-  integer i = blockIdx.x * (integer)blockDim.x + threadIdx.x;
-  if (i >= B * rows * columns) return;
-  integer u = i % columns, n = i / columns % rows, b = i / columns / rows, t = n - u;
+                                       const real* tops, real* total, real* log_null,
+                                       real* log_label, int* weak_rows, int* chain, integer B,
+                                       integer max_T, integer max_U, integer K, integer rows,
+                                       integer columns, double threshold) {
+  integer b = blockIdx.y;
   integer T = frames_of(num_frames, b, max_T), U = labels_of(num_labels, b, max_U);
-  real null = -INFINITE, label = -INFINITE;
-  if (t >= 0 && t < max_T && u <= max_U && !(t < T && u <= U)) total[(b * max_T + t) * (max_U + 1) + u] = 0;
+  if (blockIdx.x == gridDim.x - 1) {
+    find_chain(labels + b * max_U, chain + 2 * b * max_U, U);
+    return;
+  }
+  node_of node(rows, columns);
+  if (!node.inside) return;
+  int t = node.t, u = node.u;
+  real null = (real)IMPOSSIBLE, label = (real)IMPOSSIBLE;
+  if (t >= 0 && t < max_T && u <= max_U && !(t < T && u <= U))
+    total[(b * max_T + t) * (max_U + 1) + u] = 0;
   if (t >= 0 && t < T && u <= U) {
     const real *f_t = f + (b * max_T + t) * K, *g_u = g + (b * (max_U + 1) + u) * K;
-    double tops = (double)top_f[b * max_T + t] + (double)top_g[b * (max_U + 1) + u];
+    integer row_f = b * max_T + t, row_g = B * max_T + b * (max_U + 1) + u;
     integer cell = (b * max_T + t) * (max_U + 1) + u;
     double log_total;
     if (total[cell] < (real)threshold) {
       total[cell] = 0;
-      weak_rows[b * max_T + t] = 1;
-      weak_rows[B * max_T + b * (max_U + 1) + u] = 1;
+      weak_rows[row_f] = 1;
+      weak_rows[row_g] = 1;
       log_total = direct_log_total(f_t, g_u, K);
       if (log_total == -INFINITE) log_total = INFINITE;  // whatever is divided by it, too
     } else {
-      log_total = tops + (double)logarithm(total[cell]);
+      log_total = (double)tops[row_f] + (double)tops[row_g] + (double)logarithm(total[cell]);
     }
-    null = (real)((double)f_t[0] + (double)g_u[0] - log_total);
+    null = arrow((double)f_t[0] + (double)g_u[0] - log_total);
     if (u < U) {
       integer k = label_at(labels, b, u, max_U, K);
-      label = (real)((double)f_t[k] + (double)g_u[k] - log_total);
+      label = arrow((double)f_t[k] + (double)g_u[k] - log_total);
     }
   }
-  log_null[i] = null;
-  log_label[i] = label;
+  log_null[node.at] = null;
+  log_label[node.at] = label;
 }
 
-__device__ __forceinline__ real arrow(real x) { return x > (real)IMPOSSIBLE ? x : (real)IMPOSSIBLE; }
-
-// The forward variables of an item, or the backward ones, a thread for every E columns; the last of
-// them. Diagonals ahead are loaded AHEAD at a time, because a step takes less time than a load.
+// The forward variables of an item, or the backward ones, a thread for every E columns. Returns ln
+// Pr(y|x) to the thread that has column U. Diagonals ahead are loaded AHEAD at a time, because a step
+// takes less time than a load.
 template <bool rising>
-__device__ void diagonals(const real* log_null, const real* log_label, value* result, int last, int U,
-                          int columns, double* evidence) {
+__device__ double diagonals(const real* log_null, const real* log_label, log_variables result, int last,
+                            int U, int columns) {
   __shared__ value edge[2][32];
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, u = threadIdx.x * E;
+  int lane = threadIdx.x % 32, u = threadIdx.x * E;
+#if THREADS > 32
+  int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+#endif
+  const bool inside = u < columns;
   const integer step_by = rising ? columns : -columns;
   const integer start = rising ? u : (integer)(last - 1) * columns + u;
   const real *null = log_null + start, *label = log_label + start;
-  result += rising ? u : (integer)last * columns + u;
+  result = result.at(start);
   value x[E];
+  several<real> nowhere;
 #pragma unroll
   for (int e = 0; e < E; e++) {
     x[e] = new_value(u + e == (rising ? 0 : U) ? 0 : IMPOSSIBLE);  // α(1, 0) = 1, β(T+1, U) = 1
-    result[e] = x[e];
+    nowhere.e[e] = (real)IMPOSSIBLE;
   }
-  real nulls[AHEAD][E], labels[AHEAD][E], next_nulls[AHEAD][E], next_labels[AHEAD][E];
+  if (rising && inside) result.store(x);
+  several<real> nulls[AHEAD], labels[AHEAD], next_nulls[AHEAD], next_labels[AHEAD];
 #pragma unroll
-  for (int i = 0; i < AHEAD; i++)
+  for (int i = 0; i < AHEAD; i++) {
+    next_nulls[i] = inside && i < last ? *(const several<real>*)(null + i * step_by) : nowhere;
+    next_labels[i] = inside && i < last ? *(const several<real>*)(label + i * step_by) : nowhere;
+  }
+  auto step = [&](const several<real>& null, const several<real>& label, int parity, bool stored) {
+    // α: what leaves a column by its label enters the next; β: a column looks at the next.
+    value leaving[E];
+#pragma unroll
+    for (int e = 0; e < E; e++) leaving[e] = rising ? add(x[e], label.e[e]) : x[e];
+    value beside = rising ? shuffle_up(leaving[E - 1]) : shuffle_down(leaving[0]);
+#if THREADS > 32
+    if (lane == (rising ? 31 : 0)) edge[parity][warp] = leaving[rising ? E - 1 : 0];
+    __syncthreads();
+    int other = rising ? warp - 1 : warp + 1;
+    if (lane == (rising ? 0 : 31))
+      beside = other >= 0 && other < warps ? edge[parity][other] : new_value(IMPOSSIBLE);
+#else
+    if (lane == (rising ? 0 : 31)) beside = new_value(IMPOSSIBLE);
+#endif
 #pragma unroll
     for (int e = 0; e < E; e++) {
-      next_nulls[i][e] = i < last ? null[i * step_by + e] : (real)0;
-      next_labels[i][e] = i < last ? label[i * step_by + e] : (real)0;
+      value up = rising ? (e == 0 ? beside : leaving[e == 0 ? 0 : e - 1])
+                        : add(e == E - 1 ? beside : leaving[e == E - 1 ? e : e + 1], label.e[e]);
+      x[e] = log_add(add(x[e], null.e[e]), up);  // Eqs. 16, 18
     }
-  for (int n = 0; n < last; n += AHEAD) {
+    if (rising) result = result.at(step_by);
+    if (inside && stored) result.store(x);
+    if (!rising) result = result.at(step_by);
+  };
+  int n = 0;
+  auto load = [&]() {  // AHEAD diagonals become those to take next, and as many after them are loaded
     null += AHEAD * step_by;
     label += AHEAD * step_by;
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-#pragma unroll
-      for (int e = 0; e < E; e++) {
-        nulls[i][e] = next_nulls[i][e];
-        labels[i][e] = next_labels[i][e];
-        bool inside = n + AHEAD + i < last;
-        next_nulls[i][e] = inside ? null[i * step_by + e] : (real)0;
-        next_labels[i][e] = inside ? label[i * step_by + e] : (real)0;
-      }
-#pragma unroll
     for (int i = 0; i < AHEAD; i++) {
-      if (n + i < last) {
-        // α: what leaves a column by its label enters the next; β: a column looks at the next.
-        value leaving[E];
-#pragma unroll
-        for (int e = 0; e < E; e++) leaving[e] = rising ? add(x[e], arrow(labels[i][e])) : x[e];
-        value beside = rising ? shuffle_up(leaving[E - 1]) : shuffle_down(leaving[0]);
-        if (warps > 1) {
-          if (lane == (rising ? 31 : 0)) edge[i % 2][warp] = leaving[rising ? E - 1 : 0];
-          __syncthreads();
-        }
-        int other = rising ? warp - 1 : warp + 1;
-        if (lane == (rising ? 0 : 31))
-          beside = other >= 0 && other < warps ? edge[i % 2][other] : new_value(IMPOSSIBLE);
-        result += step_by;
-        value before[E];
-#pragma unroll
-        for (int e = 0; e < E; e++) before[e] = leaving[e];
-#pragma unroll
-        for (int e = 0; e < E; e++) {
-          value up = rising ? (e == 0 ? beside : before[e - 1])
-                            : add(e == E - 1 ? beside : before[e + 1], arrow(labels[i][e]));
-          x[e] = log_add(add(x[e], arrow(nulls[i][e])), up);  // Eqs. 16, 18
-          result[e] = x[e];
-        }
-      }
+      nulls[i] = next_nulls[i];
+      labels[i] = next_labels[i];
+      bool there = inside && n + AHEAD + i < last;
+      next_nulls[i] = there ? *(const several<real>*)(null + i * step_by) : nowhere;
+      next_labels[i] = there ? *(const several<real>*)(label + i * step_by) : nowhere;
     }
-  }
-  if (rising)
+  };
+  for (; n + AHEAD < last; n += AHEAD) {
+    load();
 #pragma unroll
-    for (int e = 0; e < E; e++)
-      if (u + e == U) *evidence = whole(x[e]);  // Eq. 17: α(T, U) ∅(T, U)
+    for (int i = 0; i < AHEAD; i++) step(nulls[i], labels[i], i % 2, true);
+  }
+  load();
+#pragma unroll
+  for (int i = 0; i < AHEAD; i++)  // no α follows the last null
+    if (n + i < last) step(nulls[i], labels[i], i % 2, !rising || n + i + 1 < last);
+  double log_likelihood = 0;
+#pragma unroll
+  for (int e = 0; e < E; e++)
+    if (u + e == U) log_likelihood = whole(x[e]);  // Eq. 17: α(T, U) ∅(T, U)
+  return log_likelihood;
 }
 
-// ln Pr(y|x) and the forward variables (blockIdx.y 0), or the backward ones (1), of an item.
+// The loss and the forward variables (blockIdx.y 0), or the backward ones (1), of an item. The loss is
+// NaN if the lengths or the labels are not such as can be; the evidence ln Pr(y|x) is then NaN too, and
+// inf where y cannot be emitted, so that every occupancy is 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    variables(const real* log_null, const real* log_label,
-                                     const integer* num_frames, const integer* num_labels,
-                                     value* log_alpha, value* log_beta, double* evidence,
-                                     integer max_T, integer max_U, integer rows, integer columns) {
+    variables(const real* log_null, const real* log_label, const integer* labels,
+              const integer* num_frames, const integer* num_labels, real* high_alpha,
+              unsigned short* low_alpha, real* high_beta, unsigned short* low_beta, double* evidence,
+              real* loss, integer max_T, integer max_U, integer K, integer null,
+              integer rows, integer columns) {
   integer b = blockIdx.x, at = b * rows * columns;
-  int U = (int)labels_of(num_labels, b, max_U), last = (int)frames_of(num_frames, b, max_T) + U;
-  if (blockIdx.y == 0)
-    diagonals<true>(log_null + at, log_label + at, log_alpha + at, last, U, (int)columns, evidence + b);
-  else
-    diagonals<false>(log_null + at, log_label + at, log_beta + at, last, U, (int)columns, evidence + b);
-}
-
-// The loss: NaN if the lengths or labels are not such as can be. And, for each label, the next place
-// that has the same one, or -1, and whether it is the first.
-extern "C" __global__ void losses(const integer* labels, const integer* num_frames,
-                                  const integer* num_labels, double* evidence, real* loss, int* chain,
-                                  integer max_T, integer max_U, integer K, integer null) {
-  integer b = blockIdx.x, T = num_frames[b], U = labels_of(num_labels, b, max_U);
-  bool bad = T < 1 || T > max_T || num_labels[b] != U;
-  for (integer u = threadIdx.x; u < U; u += blockDim.x) {
-    integer k = labels[b * max_U + u], next = -1;
-    bad |= k < 0 || k >= K || k == null;
-    bool first = true;
-    for (integer v = 0; v < u; v++) first &= labels[b * max_U + v] != k;
-    for (integer v = U - 1; v > u; v--) next = labels[b * max_U + v] == k ? v : next;
-    chain[2 * (b * max_U + u)] = (int)next;
-    chain[2 * (b * max_U + u) + 1] = first;
-  }
-  bad = __syncthreads_or(bad);
-  if (threadIdx.x == 0) {
-    double x = bad ? NOT_A_NUMBER : evidence[b];
-    loss[b] = (real)(x <= NEVER ? INFINITE : -x);
-    evidence[b] = x <= NEVER ? INFINITE : x;  // then every occupancy is 0
-  }
-}
-
-// Given y: the probability that a node is passed, over its total (0 where that is done directly) if
-// there is one; and that it is left by its label, skewed.
-extern "C" __global__ void flow(const value* log_alpha, const value* log_beta,
-                                const real* log_label, const double* evidence,
-                                const integer* num_frames, const integer* num_labels,
-                                const real* total, real* passed, real* by_label, integer B,
-                                integer max_T, integer max_U, integer rows, integer columns,
-                                integer divide) {
-  integer i = blockIdx.x * (integer)blockDim.x + threadIdx.x;
-  integer width = max_U + 1;
-  if (i >= B * max_T * width) return;
-  integer u = i % width, t = i / width % max_T, b = i / width / max_T;
-  integer T = frames_of(num_frames, b, max_T), U = labels_of(num_labels, b, max_U);
-  if (t >= T || u > U) {
-    passed[i] = 0;
+  log_variables log_alpha = {high_alpha + at, low_alpha + at}, log_beta = {high_beta + at, low_beta + at};
+  int T = (int)frames_of(num_frames, b, max_T), U = (int)labels_of(num_labels, b, max_U);
+  if (blockIdx.y == 1) {
+    diagonals<false>(log_null + at, log_label + at, log_beta, T + U, U, (int)columns);
     return;
   }
-  integer node = (b * rows + t + u) * columns + u;
-  real here = exponential((real)(whole(log_alpha[node]) + whole(log_beta[node]) - evidence[b]));
-  if (u < U)
-    by_label[node] = exponential((real)(whole(log_alpha[node]) + arrow(log_label[node]) +
-                                        whole(log_beta[node + columns + 1]) - evidence[b]));
-  passed[i] = !divide ? here : total[i] == 0 ? (real)0 : here / total[i];
+  bool bad = T != num_frames[b] || U != num_labels[b];
+  for (integer u = threadIdx.x; u < U; u += blockDim.x) {
+    integer k = labels[b * max_U + u];
+    bad |= k < 0 || k >= K || k == null;
+  }
+  bad = __syncthreads_or(bad);
+  double x = diagonals<true>(log_null + at, log_label + at, log_alpha, T + U, U, (int)columns);
+  if (threadIdx.x == U / E) {
+    if (bad) x = NOT_A_NUMBER;
+    loss[b] = (real)(x <= NEVER ? INFINITE : -x);
+    evidence[b] = x <= NEVER ? INFINITE : x;
+  }
+}
+
+// Given y: the probability that a node is passed takes the place of its null arrow, that it is left by
+// its label that of its label arrow. If there are totals, the first over its total takes the place of
+// that (0 where that was 0, which is done directly).
+extern "C" __global__ void flow(const real* high_alpha, const unsigned short* low_alpha,
+                                const real* high_beta, const unsigned short* low_beta, real* log_null,
+                                real* log_label, const double* evidence, const integer* num_frames,
+                                const integer* num_labels, real* total, integer max_T, integer max_U,
+                                integer rows, integer columns) {
+  log_variables log_alpha = {(real*)high_alpha, (unsigned short*)low_alpha};
+  log_variables log_beta = {(real*)high_beta, (unsigned short*)low_beta};
+  integer b = blockIdx.y;
+  integer T = frames_of(num_frames, b, max_T), U = labels_of(num_labels, b, max_U);
+  node_of node(rows, columns);
+  if (!node.inside || node.t < 0 || node.t >= T || node.u > U) return;
+  integer cell = (b * max_T + node.t) * (max_U + 1) + node.u;
+  real whole_total = total ? total[cell] : (real)0;
+  double before = log_alpha[node.at] - evidence[b];
+  real passed = exponential((real)(before + log_beta[node.at])), emitted = 0;
+  if (node.u < U)
+    emitted = exponential((real)(before + log_label[node.at] + log_beta[node.at + columns + 1]));
+  log_null[node.at] = passed;
+  log_label[node.at] = emitted;
+  if (total) total[cell] = whole_total == 0 ? (real)0 : passed / whole_total;
 }
 
 // The gradients (Eqs. 21-22): products become sums of occupancy Pr(k|t,u), less what was emitted.
-extern "C" __global__ void gradients(const real* f, const real* g, const real* exp_f,
-                                     const real* exp_g, const integer* labels, const int* chain,
+extern "C" __global__ void gradients(const real* f, const real* g, const real* tops,
+                                     const integer* labels, const int* chain,
                                      const integer* num_frames, const integer* num_labels,
-                                     const value* log_alpha, const value* log_beta,
-                                     const double* evidence, const real* by_label, const real* weights,
-                                     const int* weak_rows, const real* upstream, real* grad_f,
-                                     real* grad_g, integer B, integer max_T, integer max_U, integer K,
-                                     integer rows, integer columns) {
+                                     const double* evidence, const real* passed, const real* emitted,
+                                     const real* weights, const int* weak_rows, const real* upstream,
+                                     real* grad_f, real* grad_g, integer B, integer max_T,
+                                     integer max_U, integer K, integer rows, integer columns) {
   __shared__ real space[32];
-  integer row = blockIdx.x;
-  bool of_f = row < B * max_T;
-  if (!of_f) row -= B * max_T;
-  integer length = of_f ? max_T : max_U + 1, b = row / length, i = row % length;
+  row_of row(blockIdx.x, num_frames, num_labels, B, max_T, max_U);
+  bool of_f = row.of_f;
+  integer b = row.b, i = row.i;
   integer T = frames_of(num_frames, b, max_T), U = labels_of(num_labels, b, max_U);
-  real* grad = (of_f ? grad_f : grad_g) + row * K;
-  const real* scale = (of_f ? exp_f : exp_g) + row * K;
-  real factor = upstream[b];
-  bool inside = of_f ? i < T : i <= U, possible = evidence[b] != INFINITE;
-  if (!inside || !possible) {
+  real* grad = (of_f ? grad_f : grad_g) + row.in_its_array * K;
+  const real* x = (of_f ? f : g) + row.in_its_array * K;
+  real factor = upstream[b], top = tops[blockIdx.x];
+  if (!row.inside || evidence[b] == INFINITE) {
     for (integer k = threadIdx.x; k < K; k += blockDim.x) grad[k] = 0;
     return;
   }
-  for (integer k = threadIdx.x; k < K; k += blockDim.x) grad[k] *= factor * scale[k];
+  if (K % 4 == 0)
+    for (integer k = threadIdx.x * 4; k < K; k += blockDim.x * 4) {
+      pack<4> v = *(const pack<4>*)(x + k), w = *(const pack<4>*)(grad + k);
+#pragma unroll
+      for (int e = 0; e < 4; e++) w.e[e] *= factor * exponential(v.e[e] - top);
+      *(pack<4>*)(grad + k) = w;
+    }
+  else
+    for (integer k = threadIdx.x; k < K; k += blockDim.x) grad[k] *= factor * exponential(x[k] - top);
+  __syncthreads();
   // Nodes whose total was computed directly, in order.
   integer others = !weak_rows[blockIdx.x] ? 0 : of_f ? U + 1 : T;
   for (integer j = 0; j < others; j++) {
     integer t = of_f ? i : j, u = of_f ? j : i;
     if (weights[(b * max_T + t) * (max_U + 1) + u] != 0) continue;
-    integer node = (b * rows + t + u) * columns + u;
-    real passed = exponential((real)(whole(log_alpha[node]) + whole(log_beta[node]) - evidence[b]));
-    if (!(passed > 0)) continue;
+    real occupancy = passed[(b * rows + t + u) * columns + u];
+    if (!(occupancy > 0)) continue;
     const real *f_t = f + (b * max_T + t) * K, *g_u = g + (b * (max_U + 1) + u) * K;
-    double top = -INFINITE, total = 0;
+    double highest = -INFINITE, total = 0;
     __shared__ double wide_space[32];
     for (integer k = threadIdx.x; k < K; k += blockDim.x) {
       double v = (double)f_t[k] + (double)g_u[k];
-      top = v > top ? v : top;
+      highest = v > highest ? v : highest;
     }
-    top = reduce<double, false>(top, wide_space);
+    highest = reduce<double, false>(highest, wide_space);
     for (integer k = threadIdx.x; k < K; k += blockDim.x)
-      total += exponential((real)((double)f_t[k] + (double)g_u[k] - top));
+      total += exponential((real)((double)f_t[k] + (double)g_u[k] - highest));
     total = reduce<double, true>(total, wide_space);
-    double log_total = top + log(total);
+    double log_total = highest + log(total);
     for (integer k = threadIdx.x; k < K; k += blockDim.x)
-      grad[k] += factor * passed * exponential((real)((double)f_t[k] + (double)g_u[k] - log_total));
+      grad[k] += factor * occupancy * exponential((real)((double)f_t[k] + (double)g_u[k] - log_total));
   }
-  __syncthreads();
+  if (others) __syncthreads();
   if (of_f) {
     if (threadIdx.x == 0) grad[0] -= factor;  // one null a frame
     for (integer u = threadIdx.x; u < U; u += blockDim.x)
       if (chain[2 * (b * max_U + u) + 1]) {
         real sum = 0;
         for (integer v = u; v >= 0; v = chain[2 * (b * max_U + v)])
-          sum += by_label[(b * rows + i + v) * columns + v];
+          sum += emitted[(b * rows + i + v) * columns + v];
         grad[label_at(labels, b, u, max_U, K)] -= factor * sum;
       }
   } else {
@@ -365,7 +487,7 @@ extern "C" __global__ void gradients(const real* f, const real* g, const real* e
     visits = reduce<real, true>(visits, space);
     if (threadIdx.x == 0) {
       // Where null is impossible no null leaves u, and the difference is rounding alone.
-      if (g[row * K] > -INFINITE) grad[0] -= visits - (i < U ? factor : (real)0);
+      if (x[0] > (real)-INFINITE) grad[0] -= visits - (i < U ? factor : (real)0);
       if (i < U) grad[label_at(labels, b, i, max_U, K)] -= factor;
     }
   }
@@ -389,9 +511,8 @@ __device__ __forceinline__ unsigned short narrowed(float x) {
 typedef unsigned short input;
 __device__ __forceinline__ float widen(unsigned short x) { return __uint_as_float((unsigned)x << 16); }
 __device__ __forceinline__ unsigned short narrowed(float x) {
-  unsigned short y;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
-  return y;
+  unsigned bits = __float_as_uint(x);  // to the nearest, of two the even one
+  return x == x ? (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : (unsigned short)0x7fc0;
 }
 #else
 typedef real input;
@@ -403,15 +524,14 @@ __device__ __forceinline__ real narrowed(real x) { return x; }
 extern "C" __global__ void joint_transitions(const input* logits, const integer* labels,
                                              const integer* num_frames, const integer* num_labels,
                                              real* log_total, real* log_null, real* log_label,
-                                             integer B, integer max_T, integer max_U, integer K,
-                                             integer rows, integer columns, integer null,
-                                             integer fused) {
-  integer i = (blockIdx.x * (integer)blockDim.x + threadIdx.x) / 32;
-  int lane = threadIdx.x % 32;
-  if (i >= B * rows * columns) return;
-  integer u = i % columns, n = i / columns % rows, b = i / columns / rows, t = n - u;
+                                             integer max_T, integer max_U, integer K, integer rows,
+                                             integer columns, integer null, integer fused) {
+  int i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  integer b = blockIdx.y;
+  if (i >= rows * columns) return;
+  int u = i % (int)columns, t = i / (int)columns - u;
   integer T = frames_of(num_frames, b, max_T), U = labels_of(num_labels, b, max_U);
-  double to_null = -INFINITE, to_label = -INFINITE;
+  double to_null = IMPOSSIBLE, to_label = IMPOSSIBLE;
   if (t >= 0 && t < T && u <= U) {
     integer cell = (b * max_T + t) * (max_U + 1) + u;
     const input* x = logits + cell * K;
@@ -444,23 +564,23 @@ extern "C" __global__ void joint_transitions(const input* logits, const integer*
     }
   }
   if (lane == 0) {
-    log_null[i] = (real)to_null;
-    log_label[i] = (real)to_label;
+    log_null[b * rows * columns + i] = arrow(to_null);
+    log_label[b * rows * columns + i] = arrow(to_label);
   }
 }
 
 // The gradient of each node's logits, a warp a node.
 extern "C" __global__ void joint_gradient(const input* logits, const real* log_total,
                                           const integer* labels, const integer* num_frames,
-                                          const integer* num_labels, const real* occupancy,
-                                          const real* by_label, const double* evidence,
-                                          const real* upstream, input* grad, integer B, integer max_T,
+                                          const integer* num_labels, const real* passed,
+                                          const real* emitted, const double* evidence,
+                                          const real* upstream, input* grad, integer max_T,
                                           integer max_U, integer K, integer rows, integer columns,
                                           integer null, integer fused, double clamp) {
-  integer cell = (blockIdx.x * (integer)blockDim.x + threadIdx.x) / 32;
-  int lane = threadIdx.x % 32;
-  if (cell >= B * max_T * (max_U + 1)) return;
-  integer u = cell % (max_U + 1), t = cell / (max_U + 1) % max_T, b = cell / (max_U + 1) / max_T;
+  int i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  integer b = blockIdx.y, cell = b * max_T * (max_U + 1) + i;
+  if (i >= max_T * (max_U + 1)) return;
+  int u = i % (int)(max_U + 1), t = i / (int)(max_U + 1);
   integer T = frames_of(num_frames, b, max_T), U = labels_of(num_labels, b, max_U);
   const input* x = logits + cell * K;
   input* y = grad + cell * K;
@@ -468,13 +588,13 @@ extern "C" __global__ void joint_gradient(const input* logits, const real* log_t
     for (integer k = lane; k < K; k += 32) y[k] = narrowed((real)0);
     return;
   }
-  real passed = occupancy[cell], emitted = u < U ? by_label[(b * rows + t + u) * columns + u] : (real)0;
+  integer node = (b * rows + t + u) * columns + u, label = u < U ? label_at(labels, b, u, max_U, K) : -1;
   real total = log_total[cell], factor = upstream[b], bound = (real)clamp;
-  integer label = u < U ? label_at(labels, b, u, max_U, K) : -1;
+  real by_label = emitted[node], by_null = passed[node] - by_label;
   for (integer k = lane; k < K; k += 32) {
-    real v = fused ? passed * exponential((real)widen(x[k]) - total) : (real)0;
-    if (k == null && (real)widen(x[k]) > (real)-INFINITE) v -= passed - emitted;
-    if (k == label) v -= emitted;
+    real v = fused ? passed[node] * exponential((real)widen(x[k]) - total) : (real)0;
+    if (k == null && (real)widen(x[k]) > (real)-INFINITE) v -= by_null;
+    if (k == label) v -= by_label;
     if (bound > 0) v = v > bound ? bound : v < -bound ? -bound : v;
     y[k] = narrowed(factor * v);
   }

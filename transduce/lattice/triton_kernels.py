@@ -7,41 +7,63 @@ the GPU: an item whose numbers, lengths or labels are not valid has loss NaN.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from transduce.nvrtc import Kernel, kernels
+from transduce.nvrtc import Kernel, current, full_float32, kernels
 
 SOURCE = Path(__file__).with_name("lattice.cu").read_text()
 NAMES = (
-    *("exponentials", "transitions", "variables", "losses", "flow", "gradients"),
+    *("exponentials", "transitions", "variables", "flow", "gradients"),
     *("joint_transitions", "joint_gradient"),
 )
 INPUTS = {torch.float16: 16, torch.bfloat16: 17, torch.float32: 32, torch.float64: 64}
+THREADS = 256
 
 
-def _load(
-    dtype: torch.dtype, threads: int, per_thread: int, device: torch.device
-) -> dict[str, Kernel]:
-    """The kernels for logits of a type, and lattices of so many columns."""
+def options(dtype: torch.dtype, threads: int, per_thread: int) -> tuple[str, ...]:
+    """The compiler's, for logits of a type and blocks that have so many columns of the lattice."""
     wide = dtype == torch.float64
-    most = next(most for most in (128, 512, 1024) if threads <= most)
-    options = (
+    return (
         "-DDOUBLE" if wide else "-DSINGLE",
         f"-Dreal={'double' if wide else 'float'}",
         f"-DINPUT={INPUTS[dtype]}",
         f"-DE={per_thread}",
-        f"-DAHEAD={max(2, 8 // per_thread)}",
-        f"-DTHREADS={most}",
+        f"-DAHEAD={max(2, min(8, 16 // per_thread))}",
+        f"-DTHREADS={next(most for most in (32, 128, 512, 1024) if threads <= most)}",
     )
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    return dict(zip(NAMES, kernels(SOURCE, options, NAMES, index), strict=True))
+
+
+def threads_for(num_labels: int) -> tuple[int, int]:
+    """Of a block that has a lattice's columns, and how many columns each has."""
+    per_thread = 1  # a step is short, until a block's 1024 threads are too few
+    while 1024 * per_thread <= num_labels:
+        per_thread *= 2
+    return -(-(num_labels + 1) // (32 * per_thread)) * 32, per_thread
+
+
+def arrays(like: Tensor, *sizes: int) -> tuple[Tensor, list[int]]:
+    """One allocation for several arrays of so many bytes, and where each begins."""
+    ends = list(accumulate(-(-size // 16) * 16 for size in sizes))
+    space = like.new_empty(ends[-1], dtype=torch.uint8)
+    return space, addresses(space, *sizes)
+
+
+def addresses(space: Tensor, *sizes: int) -> list[int]:
+    """Where the arrays of an allocation begin."""
+    starts = accumulate((-(-size // 16) * 16 for size in sizes[:-1]), initial=space.data_ptr())
+    return list(starts)
 
 
 class _Lattice:
-    """A batch's lattice: its sizes, its kernels, and its skewed arrays, new or those saved."""
+    """A batch's lattice: its sizes, its kernels, and its skewed arrays.
+
+    `kept` has ln Pr(y|x) of each item and, of each node, the null arrow and the label arrow, and
+    later what passes through the node and what leaves it by its label.
+    """
 
     def __init__(
         self,
@@ -51,75 +73,110 @@ class _Lattice:
         sizes: tuple[int, int, int],  # T, U, K+1
         dtype: torch.dtype,  # of the logits
         null: int = 0,
-        saved: tuple[Tensor, ...] | None = None,
+        kept: Tensor | None = None,
     ) -> None:
         self.labels, self.lengths = labels, (num_frames, num_labels)
         self.B, (self.T, self.U, self.K), self.null = len(labels), sizes, null
-        per_thread = 1  # a step is short, until a block's 1024 threads are too few
-        while 1024 * per_thread < self.U + 1:
-            per_thread *= 2
-        self.threads = -(-(self.U + 1) // (32 * per_thread)) * 32
-        self.rows, self.columns = self.T + self.U + 1, self.threads * per_thread
-        self.kernels = _load(dtype, self.threads, per_thread, labels.device)
-        if saved is None:
-            shape, wide = (
-                (self.B, self.rows, self.columns),
-                torch.promote_types(dtype, torch.float32),
-            )
-            saved = (
-                labels.new_empty(shape, dtype=wide),
-                labels.new_empty(shape, dtype=torch.float64),
-                labels.new_empty(shape, dtype=torch.float64),
-                labels.new_empty(self.B, dtype=torch.float64),
-                labels.new_empty(self.B, self.U, 2, dtype=torch.int32),
-            )
-        self.log_label, self.log_alpha, self.log_beta, self.evidence, self.chain = self.saved = (
-            saved
-        )
-        self.log_null = torch.empty_like(self.log_label)
-        self.loss = self.log_label.new_empty(self.B)
+        self.threads, per_thread = threads_for(self.U)
+        self.rows, self.columns = self.T + self.U, -(-(self.U + 1) // per_thread) * per_thread
+        self.skew = (self.rows, self.columns)
+        chosen = options(dtype, self.threads, per_thread)
+        loaded = kernels(SOURCE, chosen, NAMES, labels.get_device())
+        self.kernels: dict[str, Kernel] = dict(zip(NAMES, loaded, strict=True))
+        self.dtype = torch.promote_types(dtype, torch.float32)
+        self.nodes = self.B * self.rows * self.columns
+        size = self.nodes * self.dtype.itemsize
+        places = (8 * self.B, size, size)
+        if kept is None:
+            self.kept, starts = arrays(labels, *places)
+        else:
+            self.kept, starts = kept, addresses(kept, *places)
+        self.evidence, *self.arrows = starts
 
-    def run(self, name: str, blocks: int, threads: int, *arguments: Tensor | int | float) -> None:
-        self.kernels[name]((blocks, 1), threads, arguments)
+    def run_on_nodes(self, name: str, *arguments: Tensor | int | float | None) -> None:
+        """A thread a node."""
+        grid = (-(-self.rows * self.columns // THREADS), self.B)
+        self.kernels[name](grid, THREADS, arguments)
 
-    def variables(self, with_beta: bool) -> None:
-        """α, β and the loss (Eqs. 16-18)."""
+    def variables(self, with_beta: bool) -> tuple[Tensor, Tensor, list[int]]:
+        """The loss [B], and α and β (Eqs. 16-18): their space, and where their parts begin."""
+        loss = self.labels.new_empty(self.B, dtype=self.dtype)
+        size, low = self.nodes * self.dtype.itemsize, self.nodes * 2
+        space, starts = arrays(loss, *(size, low) * (2 if with_beta else 1))
         self.kernels["variables"](
             (self.B, 2 if with_beta else 1),
             self.threads,
             (
-                *(self.log_null, self.log_label, *self.lengths),
-                *(self.log_alpha, self.log_beta, self.evidence),
-                *(self.T, self.U, self.rows, self.columns),
+                *self.arrows, self.labels, *self.lengths, *(starts * 2)[:4], self.evidence, loss,
+                self.T, self.U, self.K, self.null, *self.skew,
             ),
+        )  # fmt: skip
+        return loss, space, starts
+
+    def loss(self, with_gradients: bool, total: Tensor | None = None) -> Tensor:
+        """The loss [B]. With gradients the arrows become what passes through them, and the total
+        the occupancy over it."""
+        loss, _space, log_variables = self.variables(with_gradients)
+        if with_gradients:
+            self.run_on_nodes(
+                "flow", *log_variables, *self.arrows, self.evidence, *self.lengths, total,
+                self.T, self.U, *self.skew,
+            )  # fmt: skip
+        return loss
+
+
+class _Additive:
+    """The additive density's part of a lattice: the rows of f and of g.
+
+    `kept` has each row's largest number and whether it has a weak total, and the labels' chains.
+    """
+
+    def __init__(self, lattice: _Lattice, f: Tensor, g: Tensor, kept: Tensor | None = None) -> None:
+        self.lattice, self.f, self.g = lattice, f, g
+        self.num_rows = lattice.B * (lattice.T + lattice.U + 1)
+        places = (
+            self.num_rows * f.dtype.itemsize,
+            self.num_rows * 4,
+            lattice.B * lattice.U * 8,
         )
-        self.run(
-            "losses", self.B, 128, self.labels, *self.lengths, self.evidence, self.loss, self.chain,
-            self.T, self.U, self.K, self.null,
+        if kept is None:
+            self.kept, starts = arrays(f, *places)
+        else:
+            self.kept, starts = kept, addresses(kept, *places)
+        self.tops, self.weak_rows, self.chain = starts
+
+    def exponentials(self, known: bool) -> tuple[Tensor, Tensor]:
+        """e^(f - its row's largest), and of g; the largest are found, or known already."""
+        lattice = self.lattice
+        exp_f, exp_g = torch.empty_like(self.f), torch.empty_like(self.g)
+        lattice.kernels["exponentials"](
+            (-(-self.num_rows // (THREADS // 32)), 1),
+            THREADS,
+            (
+                self.f, self.g, *lattice.lengths, exp_f, exp_g, self.tops, self.weak_rows,
+                lattice.B, lattice.T, lattice.U, lattice.K, int(known),
+            ),
         )  # fmt: skip
+        return exp_f, exp_g
 
-    def flow(self, total: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Occupancies [B, T, U+1], over the total if there is one; the labels' part, skewed."""
-        passed = self.log_null.new_empty(self.B, self.T, self.U + 1)
-        by_label = torch.empty_like(self.log_label)
-        self.run(
-            "flow", -(-passed.numel() // 256), 256,
-            self.log_alpha, self.log_beta, self.log_label, self.evidence, *self.lengths,
-            passed if total is None else total, passed, by_label,
-            self.B, self.T, self.U, self.rows, self.columns, int(total is not None),
+    def transitions(self) -> Tensor:
+        """Fills the arrows (Eqs. 12-15); returns the totals [B, T, U+1]."""
+        lattice = self.lattice
+        exp_f, exp_g = self.exponentials(known=False)
+        with full_float32():
+            total = torch.bmm(exp_f, exp_g.transpose(1, 2))  # Eq. 13's denominator
+        info = torch.finfo(self.f.dtype)
+        lattice.kernels["transitions"](
+            (-(-lattice.rows * lattice.columns // THREADS) + 1, lattice.B),
+            THREADS,
+            (
+                self.f, self.g, lattice.labels, *lattice.lengths, self.tops, total,
+                *lattice.arrows, self.weak_rows, self.chain,
+                lattice.B, lattice.T, lattice.U, lattice.K, *lattice.skew,
+                lattice.K * info.tiny / info.eps,
+            ),
         )  # fmt: skip
-        return passed, by_label
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """The batched product in full float32, whatever PyTorch was told of TF32."""
-    if not torch.backends.cuda.matmul.allow_tf32:
-        return torch.bmm(a, b)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        return torch.bmm(a, b)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = True
+        return total
 
 
 def additive_forward(
@@ -131,29 +188,15 @@ def additive_forward(
     with_gradients: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The loss [B] of the additive density, and what its gradients will need."""
-    with torch.cuda.device(f.device):
+    with current(f.device):
         f, g = f.contiguous(), g.contiguous()
-        B, T, K = f.shape
-        U = g.shape[1] - 1
-        lattice = _Lattice(labels, num_frames, num_labels, (T, U, K), f.dtype)
-        exp_f, exp_g = torch.empty_like(f), torch.empty_like(g)
-        top_f, top_g = f.new_empty(B, T), f.new_empty(B, U + 1)
-        weak_rows = labels.new_zeros(B * (T + U + 1), dtype=torch.int32)
-        lattice.run(
-            "exponentials", B * (T + U + 1), _threads(K),
-            f, g, num_frames, num_labels, exp_f, exp_g, top_f, top_g, B, T, U, K,
-        )  # fmt: skip
-        total = _product(exp_f, exp_g.transpose(1, 2))  # Eq. 13's denominator
-        info = torch.finfo(f.dtype)
-        lattice.run(
-            "transitions", -(-lattice.log_null.numel() // 256), 256,
-            f, g, labels, num_frames, num_labels, top_f, top_g, total,
-            lattice.log_null, lattice.log_label, weak_rows,
-            B, T, U, K, lattice.rows, lattice.columns, K * info.tiny / info.eps,
-        )  # fmt: skip
-        lattice.variables(with_gradients)
+        sizes = (f.shape[1], g.shape[1] - 1, f.shape[2])
+        lattice = _Lattice(labels, num_frames, num_labels, sizes, f.dtype)
+        additive = _Additive(lattice, f, g)
+        total = additive.transitions()
+        loss = lattice.loss(with_gradients, total)
         lengths = (labels, num_frames, num_labels)
-        return lattice.loss, (f, g, *lengths, exp_f, exp_g, total, weak_rows, *lattice.saved)
+        return loss, (f, g, *lengths, total, additive.kept, lattice.kept)
 
 
 def additive_backward(
@@ -163,45 +206,30 @@ def additive_backward(
     labels: Tensor,
     num_frames: Tensor,
     num_labels: Tensor,
-    exp_f: Tensor,
-    exp_g: Tensor,
-    total: Tensor,
-    weak_rows: Tensor,
-    *lattice_saved: Tensor,
+    weights: Tensor,  # [B, T, U+1], occupancy over the total
+    rows_kept: Tensor,
+    lattice_kept: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The gradients with respect to f and g (Eqs. 20-22), times upstream [B]."""
-    with torch.cuda.device(f.device):
+    with current(f.device):
         sizes = (f.shape[1], g.shape[1] - 1, f.shape[2])
-        lattice = _Lattice(labels, num_frames, num_labels, sizes, f.dtype, saved=lattice_saved)
-        passed, by_label = lattice.flow(total)
-        grad_f, grad_g = _product(passed, exp_g), _product(passed.transpose(1, 2), exp_f)
-        lattice.run(
-            "gradients", lattice.B * lattice.rows, _threads(lattice.K),
-            f, g, exp_f, exp_g, lattice.labels, lattice.chain, *lattice.lengths,
-            lattice.log_alpha, lattice.log_beta, lattice.evidence, by_label, passed,
-            weak_rows, upstream.contiguous(), grad_f, grad_g,
-            lattice.B, lattice.T, lattice.U, lattice.K, lattice.rows, lattice.columns,
+        lattice = _Lattice(labels, num_frames, num_labels, sizes, f.dtype, kept=lattice_kept)
+        # The exponentials again, rather than kept until now; that of f makes room for its gradient.
+        additive = _Additive(lattice, f, g, rows_kept)
+        exp_f, exp_g = additive.exponentials(known=True)
+        with full_float32():
+            grad_g = torch.bmm(weights.transpose(1, 2), exp_f)
+            grad_f = torch.bmm(weights, exp_g, out=exp_f)
+        lattice.kernels["gradients"](
+            (additive.num_rows, 1),
+            min(THREADS, -(-lattice.K // 32) * 32),
+            (
+                f, g, additive.tops, labels, additive.chain, *lattice.lengths, lattice.evidence,
+                *lattice.arrows, weights, additive.weak_rows, upstream.contiguous(), grad_f, grad_g,
+                lattice.B, lattice.T, lattice.U, lattice.K, *lattice.skew,
+            ),
         )  # fmt: skip
         return grad_f, grad_g
-
-
-def _threads(num_outputs: int) -> int:
-    return min(256, -(-num_outputs // 32) * 32)
-
-
-def _joint_lattice(
-    logits: Tensor, labels: Tensor, num_frames: Tensor, num_labels: Tensor, null: int, fused: bool
-) -> tuple[_Lattice, Tensor]:
-    B, T, columns, K = logits.shape
-    sizes = (T, columns - 1, K)
-    lattice = _Lattice(labels, num_frames, num_labels, sizes, logits.dtype, null)
-    log_total = lattice.loss.new_empty(B, T, columns)
-    lattice.run(
-        "joint_transitions", -(-lattice.log_null.numel() // 8), 256,
-        logits, labels, num_frames, num_labels, log_total, lattice.log_null, lattice.log_label,
-        B, T, columns - 1, K, lattice.rows, lattice.columns, null, int(fused),
-    )  # fmt: skip
-    return lattice, log_total
 
 
 def joint_forward(
@@ -211,38 +239,131 @@ def joint_forward(
     num_labels: Tensor,
     null: int,
     fused: bool,
-) -> tuple[Tensor, Tensor]:
-    """The loss [B] of any joint network's logits [B, T, U+1, K+1]."""
-    with torch.cuda.device(logits.device):
+    with_gradients: bool,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The loss [B] of any joint network's logits [B, T, U+1, K+1], and what is kept of it."""
+    with current(logits.device):
         logits = logits.contiguous()
-        lattice, log_total = _joint_lattice(logits, labels, num_frames, num_labels, null, fused)
-        lattice.variables(with_beta=False)
-        return lattice.loss, log_total
+        B, T, columns, K = logits.shape
+        sizes = (T, columns - 1, K)
+        lattice = _Lattice(labels, num_frames, num_labels, sizes, logits.dtype, null)
+        log_total = labels.new_empty((B, T, columns), dtype=lattice.dtype)
+        lattice.kernels["joint_transitions"](
+            (-(-lattice.rows * lattice.columns // (THREADS // 32)), B),
+            THREADS,
+            (
+                logits, labels, num_frames, num_labels, log_total, *lattice.arrows,
+                *sizes, *lattice.skew, null, int(fused),
+            ),
+        )  # fmt: skip
+        return lattice.loss(with_gradients), (log_total, lattice.kept)
 
 
 def joint_backward(
     upstream: Tensor,
     logits: Tensor,
-    log_total: Tensor,
     labels: Tensor,
     num_frames: Tensor,
     num_labels: Tensor,
     null: int,
     fused: bool,
     clamp: float,
+    log_total: Tensor,
+    lattice_kept: Tensor,
 ) -> Tensor:
     """The gradient with respect to the logits, clamped before it is scaled by `upstream`."""
-    with torch.cuda.device(logits.device):
+    with current(logits.device):
         logits = logits.contiguous()
         B, T, columns, K = logits.shape
-        lattice, log_total = _joint_lattice(logits, labels, num_frames, num_labels, null, fused)
-        lattice.variables(with_beta=True)
-        occupancy, by_label = lattice.flow(None)
+        sizes = (T, columns - 1, K)
+        lattice = _Lattice(
+            labels, num_frames, num_labels, sizes, logits.dtype, null, kept=lattice_kept
+        )
         grad = torch.empty_like(logits)
-        lattice.run(
-            "joint_gradient", -(-log_total.numel() // 8), 256,
-            logits, log_total, labels, num_frames, num_labels, occupancy, by_label,
-            lattice.evidence, upstream.contiguous(), grad,
-            B, T, columns - 1, K, lattice.rows, lattice.columns, null, int(fused), float(clamp),
+        lattice.kernels["joint_gradient"](
+            (-(-T * columns // (THREADS // 32)), B),
+            THREADS,
+            (
+                logits, log_total, labels, num_frames, num_labels, *lattice.arrows,
+                lattice.evidence, upstream.contiguous(), grad,
+                *sizes, *lattice.skew, null, int(fused), float(clamp),
+            ),
         )  # fmt: skip
         return grad
+
+
+# --- The parts, of one utterance ----------------------------------------------------------------
+
+
+class _One(_Lattice):
+    """The lattice of one utterance, whose nodes are laid out and gathered here, not by a kernel."""
+
+    def __init__(self, labels: Tensor, T: int, num_outputs: int, dtype: torch.dtype) -> None:
+        U, device = len(labels), labels.device
+        num_frames, num_labels = (torch.tensor([n], device=device) for n in (T, U))
+        super().__init__(
+            labels[None].contiguous(), num_frames, num_labels, (T, U, num_outputs), dtype
+        )
+        u = torch.arange(U + 1, device=device)
+        self.places = (torch.arange(T, device=device)[:, None] + u, u.expand(T, -1))
+
+    def array(self, space: Tensor, start: int, dtype: torch.dtype) -> Tensor:
+        """A skewed array of an allocation."""
+        first = start - space.data_ptr()
+        part = space[first : first + self.nodes * dtype.itemsize].view(dtype)
+        return part.view(self.rows, self.columns)
+
+    def nodes_of(self, space: Tensor, start: int, dtype: torch.dtype) -> Tensor:
+        """The nodes (t, u) of a skewed array, [T, U+1]; -inf for what is a large number there."""
+        x = self.array(space, start, dtype)[self.places]
+        never = -1e280 if dtype == torch.float64 else -1e29
+        return torch.where(x <= never, -torch.inf, x)
+
+
+def lattice_transitions(f: Tensor, g: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] (Eqs. 12-15)."""
+    with current(f.device):
+        lattice = _One(labels, len(f), f.shape[1], f.dtype)
+        _Additive(lattice, f[None].contiguous(), g[None].contiguous()).transitions()
+        log_null, log_label = (
+            lattice.nodes_of(lattice.kept, start, f.dtype) for start in lattice.arrows
+        )
+        return log_null, log_label[:, :-1].contiguous()
+
+
+def _variables(log_null: Tensor, log_label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """α and β [T, U+1], and ln Pr(y|x)."""
+    dtype, impossible = log_null.dtype, -1e290 if log_null.dtype == torch.float64 else -1e30
+    with current(log_null.device):
+        labels = torch.ones(log_label.shape[1], dtype=torch.int64, device=log_null.device)
+        lattice = _One(labels, len(log_null), 2, dtype)
+        padded = torch.nn.functional.pad(log_label, (0, 1), value=impossible)
+        for start, arrows in zip(lattice.arrows, (log_null, padded), strict=True):
+            skewed = lattice.array(lattice.kept, start, dtype)
+            skewed.fill_(impossible)
+            skewed[lattice.places] = arrows.clamp(min=impossible)
+        _, space, starts = lattice.variables(with_beta=True)
+        results = []
+        for high, low in (starts[:2], starts[2:]):
+            whole = lattice.nodes_of(space, high, dtype).double()
+            if dtype == torch.float32:
+                whole += lattice.array(space, low, torch.bfloat16)[lattice.places].double()
+            results.append(whole)
+        evidence = lattice.kept[:8].view(torch.float64)[0]
+        return results[0], results[1], evidence
+
+
+def forward_variables(log_null: Tensor, log_label: Tensor) -> Tensor:
+    """ln α(t,u) [T, U+1] (Eq. 16)."""
+    return _variables(log_null, log_label)[0].to(log_null.dtype)
+
+
+def backward_variables(log_null: Tensor, log_label: Tensor) -> Tensor:
+    """ln β(t,u) [T, U+1] (Eq. 18)."""
+    return _variables(log_null, log_label)[1].to(log_null.dtype)
+
+
+def log_occupancy(log_null: Tensor, log_label: Tensor) -> Tensor:
+    """ln α(t,u) β(t,u) / Pr(y|x) [T, U+1]; -inf everywhere where y is impossible."""
+    log_alpha, log_beta, evidence = _variables(log_null, log_label)
+    return (log_alpha + log_beta - evidence).to(log_null.dtype)
