@@ -1,81 +1,27 @@
 """The peephole LSTM: Eqs. 4-8 by hand, its gradients, and every backend against the reference."""
 
-from copy import deepcopy
 from math import exp, tanh
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lstms import (
+    SHAPES,
+    assert_as_exact_as_the_reference,
+    assert_same_bits,
+    problem,
+    results,
+)
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from transduce import PeepholeLSTM
+from transduce.backends import load
 from transduce.lstm import reference
-from transduce.lstm.layer import load
 
-FAST = ["cpu"]  # those tested against the reference; "triton" joins when its kernels are there
+FAST = ["cpu"]  # a GPU's is tested in test_gpu.py
 BACKENDS = ["reference", *FAST]
-DEVICES = {"triton": "cuda"}
-
-
-def problem(B, N, I, H, layers=1, both=False, lengths=None, ids=False, seed=0):  # noqa: E741
-    """A float64 model whose gates are neither shut nor open, and all that goes into a call.
-
-    Its states do not grow and the gradients are as of a mean over the batch, so that rounding
-    errors are those of the arithmetic, not of a chaotic sequence that multiplies them.
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def numbers(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    model = PeepholeLSTM(I, H, layers, both, backend="reference").double()
-    with torch.no_grad():
-        for name, weights in model.named_parameters():
-            inputs = weights.shape[-1] if name.endswith("weights") else 2
-            weights.copy_(numbers(*weights.shape) / (2 * inputs**0.5))
-    D = 2 if both else 1
-    x = torch.randint(0, I + 1, (B, N), generator=generator) if ids else numbers(B, N, I)
-    lengths = torch.tensor([N] * B if lengths is None else lengths)
-    state = numbers(layers * D, B, H), numbers(layers * D, B, H)
-    upstream = [numbers(*shape) / B for shape in ((B, N, D * H), *[state[0].shape] * 2)]
-    return model, x, lengths, state, upstream
-
-
-def results(backend, dtype, model, x, lengths, state, upstream):
-    """The values of one call and all its gradients, by name."""
-    device = DEVICES.get(backend, "cpu")
-    model = deepcopy(model).to(device, dtype)
-    model.backend = backend
-    x, h0, s0 = (
-        t.detach().to(device, dtype if t.is_floating_point() else None) for t in (x, *state)
-    )
-    inputs = {"h0": h0, "s0": s0} | ({"x": x} if x.is_floating_point() else {})
-    inputs = {name: t.requires_grad_() for name, t in inputs.items()}
-    inputs |= dict(model.named_parameters())
-    output, (h, s) = model(x, lengths.to(device), (h0, s0))
-    incoming = [g.to(device, dtype) for g in upstream]
-    grads = torch.autograd.grad((output, h, s), list(inputs.values()), incoming)
-    values = {"output": output, "h": h, "s": s}
-    values |= {f"grad {name}": grad for name, grad in zip(inputs, grads, strict=True)}
-    return {name: t.detach().cpu() for name, t in values.items()}
-
-
-def errors(found, exact):
-    return {name: float((found[name].double() - exact[name]).abs().max()) for name in exact}
-
-
-def assert_as_exact_as_the_reference(backend, *arguments):
-    """The tolerance rule: at most twice the float32 reference's error, plus 1e-6."""
-    exact = results("reference", torch.float64, *arguments)
-    allowed = errors(results("reference", torch.float32, *arguments), exact)
-    made = errors(results(backend, torch.float32, *arguments), exact)
-    assert not {n: (made[n], allowed[n]) for n in made if not made[n] <= 2 * allowed[n] + 1e-6}
-
-
-def assert_same_bits(found, expected):
-    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
 
 # --- The equations ------------------------------------------------------------------------------
@@ -144,26 +90,6 @@ def test_gradients_agree_with_differences(backend, layers, both, ids):
 
 
 # --- Parity -------------------------------------------------------------------------------------
-
-SHAPES = {
-    "one number": (1, 1, 1, 1),
-    "one frame": (2, 1, 3, 20),
-    "one input": (4, 6, 1, 33),
-    "whole vectors": (3, 7, 16, 16),
-    "the paper's": (5, 12, 26, 128, 1, True),
-    "two layers": (3, 8, 5, 20, 2, False),
-    "two layers both ways": (3, 8, 5, 20, 2, True),
-    "ragged": (5, 9, 4, 3, 1, False, [3, 9, 0, 1, 9]),
-    "ragged both ways": (5, 9, 4, 33, 2, True, [3, 9, 0, 1, 8]),
-    "all of length zero": (2, 3, 4, 5, 1, True, [0, 0]),
-    "several blocks of steps": (3, 150, 2, 3, 1, True, [150, 43, 129]),
-    "a block of rows": (300, 2, 2, 3, 1, False, [b % 3 for b in range(300)]),
-    "many inputs": (2, 3, 300, 5),
-    "thousands of frames": (20, 200, 26, 33, 1, True),
-    "ids": (4, 9, 7, 20, 1, False, [9, 2, 0, 5], True),
-    "ids both ways": (4, 9, 7, 20, 2, True, [9, 2, 0, 5], True),
-    "one id": (1, 1, 1, 1, 1, False, None, True),
-}
 
 
 @pytest.mark.usefixtures("empty_is_nan")
@@ -413,7 +339,7 @@ def test_only_the_weights_gradients_depend_on_the_number_of_threads(set_num_thre
 
 
 def test_auto_takes_the_cpu_kernels_and_never_the_reference():
-    assert load("auto", torch.zeros(1)).__name__ == "transduce.lstm.cpu"
+    assert load("lstm", "auto", torch.zeros(1)).__name__ == "transduce.lstm.cpu"
 
 
 # --- The module ---------------------------------------------------------------------------------

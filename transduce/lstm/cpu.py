@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transduce.lstm.reference import in_full
 from transduce.simd.functions import sigmoid, tanh
 from transduce.simd.options import VECTOR_BYTES, compiled
 from transduce.simd.products import apart, multiply, multiply_packed, pack
@@ -25,15 +26,16 @@ BLOCK = 128  # rows, of several sequences and steps, whose products are taken at
 
 def layer(
     x: Tensor,  # [B, N, I], or ids [B, N]
-    lengths: Tensor,  # [B]
+    lengths: Tensor | None,  # [B]; or all N
     input_weights: Tensor,  # [D, 4 H, I]
     hidden_weights: Tensor,  # [D, 4 H, H]
     peepholes: Tensor,  # [D, 3, H]
     biases: Tensor,  # [D, 4 H]
-    h: Tensor,  # [D, B, H], before the first frame
-    s: Tensor,  # [D, B, H]
+    h: Tensor | None,  # [D, B, H], before the first frame; or zero
+    s: Tensor | None,  # [D, B, H]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One layer of D directions: its outputs [B, N, D H] and the last h and s, each [D, B, H]."""
+    lengths, h, s = in_full(x, lengths, peepholes, h, s)
     result: tuple[Tensor, Tensor, Tensor] = _Layer.apply(
         x, lengths, input_weights, hidden_weights, peepholes, biases, h, s
     )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
-from types import ModuleType
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-Backend = Literal["auto", "reference", "cpu", "triton"]
+from transduce.backends import Backend, load
+
 State = tuple[Tensor, Tensor]  # h and s, each [num_layers * directions, B, H]
 
 
@@ -63,22 +62,21 @@ class PeepholeLSTM(nn.Module):
     ) -> tuple[Tensor, State]:
         """The outputs [B, N, hidden_size * directions] of the last layer, and the last state."""
         lengths = self._checked(x, lengths, state)
-        module = load(self.backend, x)
+        module = load("lstm", self.backend, x)
         D = self.num_directions
-        if state is None:
-            zeros = self._first.biases.new_zeros(self.num_layers * D, len(x), self.hidden_size)
-            state = zeros, zeros
         last_h, last_s = [], []
         for i, layer in enumerate(cast(Iterable[_Layer], self.layers)):
             if i > 0 and self.dropout:
                 x = nn.functional.dropout(x, self.dropout, self.training)
-            h, s = (part[i * D : (i + 1) * D] for part in state)
-            x, h, s = module.layer(x, lengths, *layer.weights(), h, s)
+            first = (part[i * D : (i + 1) * D] for part in state) if state else (None, None)
+            x, h, s = module.layer(x, lengths, *layer.weights(), *first)
             last_h.append(h)
             last_s.append(s)
+        if self.num_layers == 1:
+            return x, (h, s)
         return x, (torch.cat(last_h), torch.cat(last_s))
 
-    def _checked(self, x: Tensor, lengths: Tensor | None, state: State | None) -> Tensor:
+    def _checked(self, x: Tensor, lengths: Tensor | None, state: State | None) -> Tensor | None:
         """The lengths as int64; ValueError where the arguments do not go together."""
         weights = self._first.biases
         if x.is_floating_point():
@@ -93,12 +91,10 @@ class PeepholeLSTM(nn.Module):
         if x.device != weights.device:
             raise ValueError(f"x is on {x.device}, but the weights are on {weights.device}")
         B, N = x.shape[:2]
-        if lengths is None:
-            lengths = torch.full((B,), N, device=x.device)
-        if lengths.shape != (B,) or lengths.is_floating_point():
+        if lengths is not None and (lengths.shape != (B,) or lengths.is_floating_point()):
             raise ValueError(f"lengths must be integers [B] = [{B}], not {list(lengths.shape)}")
         if x.device.type == "cpu":  # on a GPU a look at the values would wait for it
-            for b, length in enumerate(lengths.tolist()):
+            for b, length in enumerate([] if lengths is None else lengths.tolist()):
                 if not 0 <= length <= N:
                     raise ValueError(f"lengths[{b}] must be between 0 and {N}, not {length}")
             if x.ndim == 2:
@@ -109,7 +105,7 @@ class PeepholeLSTM(nn.Module):
                 raise ValueError(
                     f"the state's {name} must be {list(shape)}, not {list(part.shape)}"
                 )
-        return lengths.long().contiguous()
+        return None if lengths is None else lengths.long().contiguous()
 
     @property
     def _first(self) -> _Layer:
@@ -137,23 +133,10 @@ class _Layer(nn.Module):
         return self.input_weights, self.hidden_weights, self.peepholes, self.biases
 
 
-def load(backend: Backend, x: Tensor) -> ModuleType:
-    """The backend's module: the one asked for, or the one for the device of x."""
-    if backend == "auto":
-        backend = "triton" if x.is_cuda else "cpu"
-    if backend == "cpu" and x.device.type != "cpu":
-        raise ValueError(f"backend 'cpu' needs tensors on the CPU; x is on {x.device}")
-    if backend == "triton":
-        # TODO: goes when triton_kernels.py is there.
-        raise NotImplementedError("backend 'triton' is not there yet; move the model to the CPU")
-    if backend not in ("reference", "cpu"):
-        raise ValueError(f"backend must be auto, reference, cpu or triton, not {backend!r}")
-    return import_module(f"transduce.lstm.{backend}")
-
-
-def _check_ids(ids: Tensor, lengths: Tensor, input_size: int) -> None:
+def _check_ids(ids: Tensor, lengths: Tensor | None, input_size: int) -> None:
     outside = (ids < 0) | (ids > input_size)
-    outside &= torch.arange(ids.shape[1]) < lengths[:, None]
+    if lengths is not None:
+        outside &= torch.arange(ids.shape[1]) < lengths[:, None]
     if outside.any():
         b, n = outside.nonzero()[0].tolist()
         raise ValueError(

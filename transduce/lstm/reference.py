@@ -25,15 +25,16 @@ def step(
 
 def layer(
     x: Tensor,  # [B, N, I], or ids [B, N]
-    lengths: Tensor,  # [B]
+    lengths: Tensor | None,  # [B]; or all N
     input_weights: Tensor,  # [D, 4 H, I]
     hidden_weights: Tensor,  # [D, 4 H, H]
     peepholes: Tensor,  # [D, 3, H]
     biases: Tensor,  # [D, 4 H]
-    h: Tensor,  # [D, B, H], before the first frame
-    s: Tensor,  # [D, B, H]
+    h: Tensor | None,  # [D, B, H], before the first frame; or zero
+    s: Tensor | None,  # [D, B, H]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One layer of D directions: its outputs [B, N, D H] and the last h and s, each [D, B, H]."""
+    lengths, h, s = in_full(x, lengths, peepholes, h, s)
     outputs, last_h, last_s = [], [], []
     for d in range(len(input_weights)):
         frames = reverse(x, lengths) if d == 1 else x
@@ -51,6 +52,17 @@ def layer(
         last_h.append(h_d)
         last_s.append(s_d)
     return torch.cat(outputs, dim=2), torch.stack(last_h), torch.stack(last_s)
+
+
+def in_full(
+    x: Tensor, lengths: Tensor | None, peepholes: Tensor, h: Tensor | None, s: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The lengths and the first state, those that are not given included."""
+    if lengths is None:
+        lengths = torch.full((len(x),), x.shape[1], device=x.device)
+    if h is None or s is None:
+        h = s = peepholes.new_zeros(len(peepholes), len(x), peepholes.shape[2])
+    return lengths, h, s
 
 
 def direction(
