@@ -1,4 +1,11 @@
-"""The losses on a GPU, held against the reference like any backend's."""
+"""The losses, the parts and the LSTM on a GPU, held against the reference like any backend's."""
+
+import os
+import subprocess
+import sys
+
+# cuBLAS repeats its bits where it keeps its own workspace; read when it is first used.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import pytest
 import torch
@@ -7,32 +14,56 @@ from lattices import (
     SHAPES,
     Joint,
     assert_as_exact_as_the_reference,
+    assert_exact_enough,
+    assert_same_bits,
+    cast,
+    changed,
     loss_and_gradients,
     random_batch,
+    random_lattice,
 )
+from lstms import SHAPES as LSTM_SHAPES
+from lstms import assert_as_exact_as_the_reference as assert_lstm_as_exact
+from lstms import assert_same_bits as assert_same_results
+from lstms import problem, results
+from torch.testing import assert_close
 
-from transduce import rnnt_loss, transducer_loss
+import transduce
+from transduce import PeepholeLSTM, Transducer, rnnt_loss, transducer_loss
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here"),
+    pytest.mark.usefixtures("empty_is_nan"),
 ]
-WIDE = {"two blocks of labels": ([9], [1100], 3), "many labels": ([40, 7], [33, 64], 60)}
+
+# --- The losses ---------------------------------------------------------------------------------
+
+WIDE = {
+    "a warp's columns, each": ([3, 4], [31, 32], 5),
+    "two columns a thread": ([5, 4], [63, 40], 5),
+    "four columns a thread": ([5, 4], [127, 90], 5),
+    "two warps": ([5, 4], [128, 127], 5),
+    "two blocks of labels": ([9], [1100], 3),
+    "many labels": ([40, 7], [33, 64], 60),
+    "two outputs": ([30, 9], [12, 5], 1),
+    "five thousand outputs": ([6, 9], [4, 7], 4999),
+}
 
 
-def joint(shape, scale=1.0):
-    f, g, *rest = random_batch(*shape, scale=scale)
+def joint(shape, **options):
+    f, g, *rest = random_batch(*shape, **options)
     return Joint(f[:, :, None] + g[:, None], *rest)
 
 
-@pytest.mark.parametrize("scale", [1.0, 40.0])
+@pytest.mark.parametrize("scale", [1.0, 40.0, 400.0], ids=["usual", "peaked", "underflowing"])
 @pytest.mark.parametrize("shape", (SHAPES | WIDE).values(), ids=SHAPES | WIDE)
 def test_the_additive_loss_is_as_exact_as_the_reference(shape, scale):
     assert_as_exact_as_the_reference(transducer_loss, random_batch(*shape, scale=scale), "triton")
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shape", (SHAPES | WIDE).values(), ids=SHAPES | WIDE)
 def test_the_loss_of_logits_is_as_exact_as_the_reference(shape, fused):
     batch = joint(shape)
     if not fused:
@@ -41,32 +72,132 @@ def test_the_loss_of_logits_is_as_exact_as_the_reference(shape, fused):
     assert_as_exact_as_the_reference(rnnt_loss, batch, "triton", **options)
 
 
+@pytest.mark.parametrize("shape", [RAGGED, WIDE["two warps"]], ids=["ragged", "two warps"])
+def test_float64_is_float64(shape):
+    batch = random_batch(*shape, dtype=torch.float64)
+    found = loss_and_gradients(transducer_loss, batch, "triton")
+    assert_close(found, loss_and_gradients(transducer_loss, batch), rtol=1e-11, atol=1e-11)
+    options = {"blank": 0, "reduction": "none"}
+    found = loss_and_gradients(rnnt_loss, joint(shape, dtype=torch.float64), "triton", **options)
+    expected = loss_and_gradients(rnnt_loss, joint(shape, dtype=torch.float64), **options)
+    assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_have_the_loss_of_what_they_hold(dtype):
+    for loss_function, batch, options in (
+        (transducer_loss, random_batch(*RAGGED, dtype=dtype), {}),
+        (rnnt_loss, joint(RAGGED, dtype=dtype), {"blank": 0, "reduction": "none"}),
+    ):
+        loss, *grads = loss_and_gradients(loss_function, batch, "triton", **options)
+        exact, *exact_grads = loss_and_gradients(
+            loss_function, cast(batch, torch.float64), **options
+        )
+        assert loss.dtype == torch.float32
+        assert_close(loss.double(), exact, rtol=1e-6, atol=1e-6)
+        for grad, exact_grad in zip(grads, exact_grads, strict=True):
+            assert grad.dtype == dtype
+            assert_close(grad.double(), exact_grad, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [([5000], [100], 40), ([400], [2000], 20), ([3000], [1500], 5)])
+def test_long_lattices_agree_with_float64(shape):
+    # The reference would take hours; the same kernels in float64 are held against it above.
+    batch = random_batch(*shape)
+    exact = loss_and_gradients(transducer_loss, cast(batch, torch.float64), "triton")
+    found = loss_and_gradients(transducer_loss, batch, "triton")
+    assert_close(found[0].double(), exact[0], rtol=1e-6, atol=0)
+    # α and β are stored as float32: what they are known to is what an occupancy is.
+    known = 4 * torch.finfo(torch.float32).eps * float(exact[0])
+    for grad, exact_grad in zip(found[1:], exact[1:], strict=True):
+        assert_close(grad.double(), exact_grad, rtol=0, atol=known * float(exact_grad.abs().max()))
+
+
+def test_padding_is_never_read():
+    batch = random_batch(*RAGGED, padding=3)
+    expected = loss_and_gradients(transducer_loss, batch, "triton")
+    f, g, labels = (x.clone() for x in batch[:3])
+    for b, (T, U) in enumerate(zip(*(x.tolist() for x in batch[3:]), strict=True)):
+        f[b, T:], g[b, U + 1 :], labels[b, U:] = torch.nan, torch.nan, -7
+    poisoned = batch._replace(transcription=f, prediction=g, labels=labels)
+    assert_same_bits(loss_and_gradients(transducer_loss, poisoned, "triton"), expected)
+    logits = f[:, :, None] + g[:, None]
+    options = {"blank": 0, "reduction": "none"}
+    found = loss_and_gradients(rnnt_loss, Joint(logits, *poisoned[2:]), "triton", **options)
+    clean = (batch[0][:, :, None] + batch[1][:, None], *batch[2:])
+    assert_same_bits(found, loss_and_gradients(rnnt_loss, Joint(*clean), "triton", **options))
+
+
+def test_upstream_gradients_of_any_sign_scale():
+    upstream = torch.tensor([-2.0, 0.5, 0.0, -1e-3, 7.0])
+    batch = random_batch(*RAGGED)
+    assert_as_exact_as_the_reference(transducer_loss, batch, "triton", upstream=upstream)
+    options = {"blank": 0, "reduction": "none", "upstream": upstream}
+    assert_as_exact_as_the_reference(rnnt_loss, joint(RAGGED), "triton", **options)
+
+
+@pytest.mark.parametrize("clamp", [0.01, 0.3])
+def test_the_gradient_is_clamped_before_it_is_scaled(clamp):
+    options = {"blank": 0, "reduction": "none", "clamp": clamp}
+    options["upstream"] = torch.tensor([3.0, -3.0, 1.0, 1.0, 1.0])
+    assert_as_exact_as_the_reference(rnnt_loss, joint(RAGGED), "triton", **options)
+
+
+def test_what_cannot_be_emitted_has_an_infinite_loss_and_no_gradient():
+    batch = random_batch([4, 5], [2, 3], 5)
+    impossible = batch.transcription.clone()
+    impossible[1, :, batch.labels[1, 1]] = -torch.inf
+    batch = batch._replace(transcription=impossible)
+    loss, grad_f, grad_g = loss_and_gradients(transducer_loss, batch, "triton")
+    assert loss.isinf().tolist() == [False, True]
+    assert (grad_f[1] == 0).all() and (grad_g[1] == 0).all() and grad_f[0].any()
+    assert_exact_enough(
+        [x[:1] for x in (loss, grad_f, grad_g)],
+        [x[:1] for x in loss_and_gradients(transducer_loss, batch)],
+        [x[:1] for x in loss_and_gradients(transducer_loss, cast(batch, torch.float64))],
+    )
+
+
 def test_a_result_is_the_same_from_run_to_run_and_on_any_stream():
     batch = random_batch(*SHAPES["a long lattice"])
     first = loss_and_gradients(transducer_loss, batch, "triton")
     with torch.cuda.stream(torch.cuda.Stream()):
         second = loss_and_gradients(transducer_loss, batch, "triton")
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert_same_bits(second, first)
 
 
-def test_a_step_can_be_captured_in_a_graph():
+def test_a_loss_goes_back_twice_the_same():
     f, g, *rest = (x.cuda() for x in random_batch(*RAGGED))
-    leaves = [x.requires_grad_() for x in (f, g)]
+    loss = transducer_loss(f.requires_grad_(), g, *rest).sum()
+    first = torch.autograd.grad(loss, f, retain_graph=True)
+    assert_same_bits(torch.autograd.grad(loss, f), first)
 
-    def step():
-        loss = transducer_loss(*leaves, *rest)
-        return loss.detach(), *torch.autograd.grad(loss.sum(), leaves)
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        expected = step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(expected, captured, strict=True))
+def test_tf32_and_autocast_change_nothing():
+    batch = random_batch(*SHAPES["many labels"])
+    expected = loss_and_gradients(transducer_loss, batch, "triton")
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        with torch.autocast("cuda", torch.bfloat16):
+            found = loss_and_gradients(transducer_loss, batch, "triton")
+        assert torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert_same_bits(found, expected)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("which", ["transcription", "prediction"])
+def test_a_number_that_is_none_makes_its_items_loss_nan(which, value):
+    batch = random_batch(*RAGGED)
+    broken = batch._replace(**{which: changed(getattr(batch, which), 2, 1, 3, value)})
+    loss, *_ = loss_and_gradients(transducer_loss, broken, "triton")
+    assert loss.isnan().tolist() == [False, False, True, False, False]
+    f, g, *rest = broken
+    logits = Joint(f[:, :, None] + g[:, None], *rest)
+    loss, *_ = loss_and_gradients(rnnt_loss, logits, "triton", blank=0, reduction="none")
+    assert loss.isnan().tolist() == [False, False, True, False, False]
 
 
 def test_what_cannot_be_is_nan_and_nothing_waits_to_say_so():
@@ -76,3 +207,238 @@ def test_what_cannot_be_is_nan_and_nothing_waits_to_say_so():
         wrong[0, 0] = bad
         loss = transducer_loss(f, g, wrong, num_frames, num_labels)
         assert loss.isnan().tolist() == [True, False, False, False, False]
+    for bad in (0, -1, 10**6):
+        wrong = num_frames.clone()
+        wrong[1] = bad
+        loss = transducer_loss(f, g, labels, wrong, num_labels)
+        assert loss.isnan().tolist() == [False, True, False, False, False]
+
+
+def test_the_gradient_of_logits_needs_no_more_memory_than_they():
+    logits = torch.randn(8, 200, 51, 300, device="cuda", requires_grad=True)
+    labels = torch.randint(1, 300, (8, 50), device="cuda")
+    lengths = torch.full((8,), 200, device="cuda"), torch.full((8,), 50, device="cuda")
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    rnnt_loss(logits, labels, *lengths, blank=0).backward()
+    assert torch.cuda.max_memory_allocated() - before < 1.05 * logits.numel() * 4
+
+
+def test_logits_of_more_than_two_thousand_million_elements():
+    B, T, columns, K = 2, 300, 101, 36_000  # 2.2e9
+    logits = torch.zeros(B, T, columns, K, dtype=torch.bfloat16, device="cuda").requires_grad_()
+    labels = torch.full((B, columns - 1), K - 1, device="cuda")
+    lengths = torch.tensor([T, 7], device="cuda"), torch.tensor([columns - 1, 5], device="cuda")
+    loss = rnnt_loss(logits, labels, *lengths, blank=0, reduction="none")
+    # Every alignment has the same probability, K^-(T+U), and there are C(T+U-1, U) of them.
+    n = torch.stack(lengths).double()
+    paths = torch.lgamma(n.sum(0)) - torch.lgamma(n[0]) - torch.lgamma(n[1] + 1)
+    expected = n.sum(0) * torch.log(torch.tensor(K, dtype=torch.float64)) - paths
+    assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+    loss[1].backward()
+    last = logits.grad[1, 6, 5]  # of the second item's last node, which every alignment passes
+    assert_close(float(last[0]), 1 / K - 1, rtol=1e-2, atol=0)
+    assert (logits.grad[1, 7:] == 0).all() and (logits.grad[0, -1, -1] == 0).all()
+
+
+# --- The parts ----------------------------------------------------------------------------------
+
+PARTS = ["forward_variables", "backward_variables", "log_occupancy", "log_likelihood"]
+
+
+@pytest.mark.parametrize("T, U", [(1, 0), (1, 3), (4, 1), (30, 40), (3, 200)])
+@pytest.mark.parametrize("impossible", [0.0, 0.2])
+@pytest.mark.parametrize("name", PARTS)
+def test_the_parts_agree_with_the_reference(name, T, U, impossible):
+    arrows, part = random_lattice(T, U, impossible=impossible), getattr(transduce, name)
+    found = part(*(x.cuda() for x in arrows))
+    assert found.is_cuda
+    assert_close(found.cpu(), part(*arrows, backend="reference"), rtol=1e-9, atol=1e-9)
+    single = [x.float() for x in arrows]
+    assert_exact_enough(
+        [part(*(x.cuda() for x in single)).cpu()],
+        [part(*single, backend="reference")],
+        [part(*(x.double() for x in single), backend="reference")],
+    )
+
+
+def test_the_transitions_agree_with_the_reference():
+    for shape in (([6], [4], 7), ([1], [0], 2), ([20], [70], 30)):
+        f, g, labels, *_ = (x[0] for x in random_batch(*shape))
+        found = transduce.lattice_transitions(f.cuda(), g.cuda(), labels.cuda())
+        exact = transduce.lattice_transitions(f.double(), g.double(), labels, backend="reference")
+        theirs = transduce.lattice_transitions(f, g, labels, backend="reference")
+        assert_exact_enough([x.cpu() for x in found], theirs, exact)
+
+
+def test_the_best_alignment_is_found_whatever_the_device():
+    arrows = random_lattice(9, 4)
+    on_gpu = [x.cuda() for x in arrows]
+    expected = transduce.best_alignment(*arrows, backend="reference")
+    assert transduce.best_alignment(*on_gpu, backend="reference") == expected
+
+
+# --- The LSTM -----------------------------------------------------------------------------------
+
+LARGE = {
+    "one unit too many for vectors": (3, 5, 4, 129, 1, True),
+    "several groups": (70, 6, 5, 128, 1, True, [b % 7 for b in range(70)]),
+    "rows of two": (9, 6, 5, 512, 1, True, [6, 1, 0, 5, 3, 6, 6, 2, 4]),
+    "a quarter of a block": (2, 4, 3, 7, 1, True),
+    "256": (21, 5, 80, 256, 1, True, [1 + b % 5 for b in range(21)]),
+    "512": (5, 4, 80, 512, 1, True),
+    "one direction at a time": (3, 4, 6, 1200, 1, True, [4, 2, 3]),
+    "weights that do not fit": (5, 3, 6, 1500, 1, False, [3, 1, 2, 3, 3]),
+    "many frames": (2, 400, 5, 20, 1, True, [400, 399]),
+}
+
+
+@pytest.mark.parametrize("shape", (LSTM_SHAPES | LARGE).values(), ids=LSTM_SHAPES | LARGE)
+def test_the_lstm_is_as_exact_as_the_reference(shape):
+    assert_lstm_as_exact("triton", *problem(*shape))
+
+
+@pytest.mark.parametrize("B", [1, 2, 3, 5, 8, 31, 33, 64, 132, 133, 500])
+def test_the_lstm_takes_every_batch_size(B):
+    lengths = [1 + 5 * b % 4 for b in range(B)]
+    assert_lstm_as_exact("triton", *problem(B, 4, 3, 20, 1, B % 2 == 0, lengths))
+
+
+def test_the_lstm_in_float64_is_float64():
+    for shape in ((5, 9, 4, 33, 2, True, [3, 9, 0, 1, 8]), (2, 3, 4, 300, 1, True)):
+        arguments = problem(*shape)
+        expected = results("reference", torch.float64, *arguments)
+        found = results("triton", torch.float64, *arguments)
+        assert_close(found, expected, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_lstms_half_types_are_rounded_only_where_a_layer_ends(dtype):
+    model, x, lengths, state, upstream = problem(3, 6, 5, 20, 1, True, [6, 4, 1])
+    half = results("triton", dtype, model, x, lengths, state, upstream)
+    rounded = x.to(dtype), lengths, [t.to(dtype) for t in state], [t.to(dtype) for t in upstream]
+    full = results("triton", torch.float32, model.to(dtype), *rounded)
+    assert_same_results(half, {name: t.to(dtype) for name, t in full.items()})
+
+
+@pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
+def test_the_lstm_never_reads_its_padding(ids):
+    lengths = [3, 9, 0, 1, 8]
+    model, x, lengths, state, (above, *rest) = problem(5, 9, 4, 20, 2, True, lengths, ids)
+    expected = results("triton", torch.float32, model, x, lengths, state, (above, *rest))
+    padding = torch.arange(9) >= lengths[:, None]
+    x[padding] = 10**6 if ids else torch.nan
+    above[padding] = 7.0
+    found = results("triton", torch.float32, model, x, lengths, state, (above, *rest))
+    assert_same_results(found, expected)
+    assert (found["output"][padding] == 0).all()
+    assert ids or (found["grad x"][padding] == 0).all()
+
+
+def test_the_lstm_is_the_same_from_run_to_run_and_on_any_stream():
+    arguments = problem(33, 40, 5, 128, 2, True, [40 - b for b in range(33)])
+    first = results("triton", torch.float32, *arguments)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert_same_results(results("triton", torch.float32, *arguments), first)
+
+
+def test_tf32_and_autocast_do_not_touch_the_lstm():
+    arguments = problem(5, 7, 40, 128, 1, True)
+    first = results("triton", torch.float32, *arguments)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        with torch.autocast("cuda", torch.bfloat16):
+            found = results("triton", torch.float32, *arguments)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    assert_same_results(found, first)
+
+
+def test_a_frame_that_is_not_a_number_neither_hides_nor_hangs():
+    model = PeepholeLSTM(3, 128, bidirectional=True).cuda()
+    x = torch.randn(2, 5, 3, device="cuda")
+    # All bits set is how the kernels mark what is not there yet.
+    x.view(torch.int32)[1, 2, 0] = -1
+    output, _ = model(x)
+    whole, later = [False] * 5, [False, False, True, True, True]
+    assert output[..., :128].isnan().all(2).tolist() == [whole, later]
+    assert output[..., 128:].isnan().all(2).tolist() == [whole, [True, True, True, False, False]]
+    state = torch.zeros(2, 2, 128, device="cuda")
+    state.view(torch.int32).fill_(-1)
+    assert model(torch.randn(2, 5, 3, device="cuda"), state=(state, state))[0].isnan().all()
+
+
+def test_lengths_out_of_range_do_not_hang():
+    model = PeepholeLSTM(3, 20).cuda()
+    x = torch.randn(3, 5, 3, device="cuda")
+    output, _ = model(x, torch.tensor([-4, 900, 5], device="cuda"))
+    expected, _ = model(x, torch.tensor([0, 5, 5], device="cuda"))
+    assert torch.equal(output, expected)
+
+
+def test_the_way_back_may_be_the_first_that_a_thread_does():
+    code = """
+import torch
+from transduce import PeepholeLSTM
+x = torch.randn(2, 5, 3, device="cuda")
+PeepholeLSTM(3, 20).cuda()(x)[0].sum().backward()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- Together -----------------------------------------------------------------------------------
+
+
+def test_a_whole_step_is_that_of_the_reference():
+    torch.manual_seed(0)
+    model = Transducer(7, 5, 20, num_layers=2, pooling=2, backend="reference").double()
+    frames, num_frames = torch.randn(3, 9, 7, dtype=torch.float64), torch.tensor([9, 4, 5])
+    labels, num_labels = torch.randint(1, 6, (3, 4)), torch.tensor([4, 0, 2])
+
+    def gradients(device, backend):
+        model.to(device)
+        for module in model.modules():
+            if isinstance(module, PeepholeLSTM):
+                module.backend = backend
+        inputs = [x.to(device) for x in (frames, num_frames, labels, num_labels)]
+        f, g, num_vectors = model(*inputs[:3])
+        loss = transducer_loss(f, g, inputs[2], num_vectors, inputs[3], backend=backend).sum()
+        return [x.cpu() for x in torch.autograd.grad(loss, model.parameters())]
+
+    expected = gradients("cpu", "reference")
+    assert_close(gradients("cuda", "triton"), expected, rtol=1e-9, atol=1e-10)
+
+
+def test_a_whole_step_can_be_captured_in_a_graph():
+    torch.manual_seed(0)
+    model = Transducer(7, 5, 32).cuda()
+    frames, num_frames = torch.randn(3, 9, 7).cuda(), torch.tensor([9, 4, 5]).cuda()
+    labels, num_labels = torch.randint(1, 6, (3, 4)).cuda(), torch.tensor([4, 0, 2]).cuda()
+
+    def step():
+        f, g, num_vectors = model(frames, num_frames, labels)
+        loss = transducer_loss(f, g, labels, num_vectors, num_labels)
+        return loss.detach(), *torch.autograd.grad(loss.sum(), model.parameters())
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        expected = step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for _ in range(2):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same_bits(captured, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is no second GPU here")
+def test_a_second_gpu_computes_the_same_while_the_first_is_current():
+    f, g, *rest = random_batch(*RAGGED)
+    model = PeepholeLSTM(3, 20, bidirectional=True)
+    x = torch.randn(2, 5, 3)
+    found = {}
+    for device in ("cuda:0", "cuda:1"):
+        tensors = [t.to(device) for t in (f, g, *rest)]
+        found[device] = transducer_loss(*tensors).cpu(), model.to(device)(x.to(device))[0].cpu()
+    assert_same_bits(found["cuda:1"], found["cuda:0"])

@@ -1,0 +1,71 @@
+"""The GPU's sources compile, on machines that have NVRTC and no GPU."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from transduce import nvrtc
+from transduce.lattice import triton_kernels as lattice
+from transduce.lstm import triton_kernels as lstm
+
+H200, A100, T4 = (9, 0), (8, 0), (7, 5)  # what they are capable of
+SHARED = {H200: 227 << 10, A100: 163 << 10, T4: 64 << 10}  # bytes of a block
+
+
+@pytest.fixture(autouse=True)
+def compiler():
+    try:
+        nvrtc._nvrtc()
+    except ImportError as error:
+        pytest.skip(str(error))
+
+
+LATTICES = [(U, torch.float32, H200) for U in (1, 40, 600, 2000)]
+LATTICES += [(40, dtype, H200) for dtype in (torch.float64, torch.float16, torch.bfloat16)]
+LATTICES += [(40, torch.bfloat16, A100), (40, torch.bfloat16, T4)]
+
+
+@pytest.mark.parametrize("num_labels, dtype, capability", LATTICES)
+def test_the_lattice_compiles(num_labels, dtype, capability):
+    options = lattice.options(dtype, *lattice.threads_for(num_labels))
+    code = nvrtc.compile_cuda(lattice.SOURCE, options, capability)
+    assert all(name.encode() in code for name in lattice.NAMES)
+
+
+LAYERS = [(B, H, torch.float32, H200) for B, H in ((1, 128), (64, 512), (3, 5), (7, 900))]
+LAYERS += [
+    (64, 128, torch.float64, H200),
+    (64, 128, torch.float32, A100),
+    (7, 5, torch.float64, T4),
+]
+
+
+@pytest.mark.parametrize("B, H, dtype, capability", LAYERS)
+@pytest.mark.parametrize("parts", [1, 4], ids=["forward", "back"])
+def test_the_lstm_compiles(parts, B, H, dtype, capability):
+    plan = lstm.plan(parts, B, 2, H, dtype.itemsize, 40, SHARED[capability])
+    code = nvrtc.compile_cuda(lstm.SOURCE, lstm.options(plan, H, dtype), capability)
+    assert all(name.encode() in code for name in lstm.NAMES[parts])
+
+
+def test_what_does_not_compile_is_said():
+    with pytest.raises(RuntimeError, match="NVRTC did not compile"):
+        nvrtc.compile_cuda("no such thing;", (), H200)
+
+
+@pytest.mark.parametrize("processors", [20, 40, 108, 132])
+@pytest.mark.parametrize("D", [1, 2])
+@pytest.mark.parametrize("H", [1, 7, 8, 40, 128, 256, 512, 700, 1000, 1200])
+def test_a_plan_covers_all_units_and_sequences_and_runs_at_once(H, D, processors):
+    for parts, B in product((1, 4), (1, 2, 3, 16, 64, 100, 1000)):
+        p = lstm.plan(parts, B, D, H, 4, processors, SHARED[T4])
+        assert p.units * p.blocks >= H
+        assert p.rows * p.groups >= B > p.rows * (p.groups - 1)
+        assert p.directions * p.groups * p.blocks <= processors
+        assert p.width >= H and p.chunk in (1, 2, 4, 8)
+
+
+def test_a_layer_that_no_plan_fits_is_refused():
+    with pytest.raises(ValueError, match="a layer of 100000 units and 1 sequences is too large"):
+        lstm.plan(1, 1, 2, 100_000, 4, 132, SHARED[H200])
