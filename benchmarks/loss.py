@@ -1,4 +1,4 @@
-"""Loss and gradient of the transducer on the CPU: ours, pure PyTorch, and what peers there are.
+"""Loss and gradient of the transducer: ours, pure PyTorch, and what peers there are.
 
 All contenders get f and g and return the gradients with respect to both; those that need the joint
 tensor f + g build it. Run it as `python benchmarks/loss.py`.
@@ -14,13 +14,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from measure import extra_megabytes, machine, medians, show
+from measure import DEVICE, captured, extra_megabytes, machine, medians, show
 from torch import Tensor
 from torch.nn.functional import pad
 
 from transduce import rnnt_loss, transducer_loss
 
 SHAPES = {"S1": (1, 304, 40, 40), "S2": (16, 304, 40, 40), "S3": (8, 400, 100, 500)}
+if DEVICE == "cuda":
+    SHAPES["S4"] = (32, 500, 100, 1024)
 LOW = -1e30
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -45,11 +47,10 @@ class Batch:
 
 def batch(B: int, T: int, U: int, K1: int) -> Batch:
     torch.manual_seed(0)
-    f, g = torch.randn(B, T, K1), torch.randn(B, U + 1, K1)
-    labels = torch.randint(1, K1, (B, U))
-    return Batch(
-        f.requires_grad_(), g.requires_grad_(), labels, torch.full((B,), T), torch.full((B,), U)
-    )
+    f, g = torch.randn(B, T, K1, device=DEVICE), torch.randn(B, U + 1, K1, device=DEVICE)
+    labels = torch.randint(1, K1, (B, U), device=DEVICE)
+    lengths = (torch.full((B,), n, device=DEVICE) for n in (T, U))
+    return Batch(f.requires_grad_(), g.requires_grad_(), labels, *lengths)
 
 
 # --- Pure PyTorch -------------------------------------------------------------------------------
@@ -84,7 +85,7 @@ def by_diagonals(f: Tensor, g: Tensor, labels: Tensor, T: Tensor, U: Tensor) -> 
         up = pad((alpha + label[n - 1])[:, :-1], (1, 0), value=LOW)
         alpha = torch.logaddexp(alpha + null[n - 1], up)
         alphas.append(alpha)
-    item = torch.arange(B)
+    item = torch.arange(B, device=f.device)
     return -(torch.stack(alphas, 1)[item, T + U - 1, U] + log_null[item, T - 1, U])
 
 
@@ -98,7 +99,7 @@ def by_labels(f: Tensor, g: Tensor, labels: Tensor, T: Tensor, U: Tensor) -> Ten
         entered = alpha + log_label[:, :, u - 1] - nulls[:, :, u]
         alpha = entered.logcumsumexp(1) + nulls[:, :, u]
         alphas.append(alpha)
-    item = torch.arange(len(f))
+    item = torch.arange(len(f), device=f.device)
     return -(torch.stack(alphas, 2)[item, T - 1, U] + log_null[item, T - 1, U])
 
 
@@ -138,6 +139,36 @@ def _module(name: str) -> Any:
         return None
 
 
+def logits_gradient(loss: Loss, data: Batch) -> Callable[[], object]:
+    """A loss of the joint tensor, which is there already, and its gradient with respect to that."""
+    logits = joint(data.f, data.g).detach().requires_grad_()
+    rest = data.labels, data.num_frames, data.num_labels
+    return lambda: torch.autograd.grad(loss(logits, *rest).sum(), logits)
+
+
+def of_logits() -> dict[str, Callable[..., Tensor]]:
+    losses: dict[str, Callable[..., Tensor]] = {
+        "rnnt_loss": lambda x, y, T, U: rnnt_loss(x, y, T, U, blank=0, reduction="none")
+    }
+    if audio := _module("torchaudio.functional"):
+        losses["torchaudio"] = lambda x, y, T, U: audio.rnnt_loss(
+            x, y.int(), T.int(), U.int(), blank=0, reduction="none"
+        )
+    return losses
+
+
+def table(title: str, calls: dict[str, Callable[[], Any]], exact: Tensor | None) -> None:
+    first = next(iter(calls))
+    times = medians(calls, seconds=10 if DEVICE == "cpu" else 3)
+    rows = []
+    for name, call in calls.items():
+        row = (times[name], extra_megabytes(call), times[name] / times[first])
+        rows.append([name, *(f"{x:.{d}f}" for x, d in zip(row, (3, 1, 1), strict=True))])
+        replayed = exact is None or name.endswith("a graph")
+        rows[-1].append("" if replayed else f"{abs(float(call()[0] / exact) - 1):.0e}")
+    show(title, ["contender", "ms", "MiB", "times ours", "error of the loss"], rows)
+
+
 def main() -> None:
     print(machine())
     losses: dict[str, Loss] = {
@@ -152,21 +183,17 @@ def main() -> None:
     for name, shape in SHAPES.items():
         data = batch(*shape)
         calls = {which: partial(data.gradients, loss) for which, loss in losses.items()}
+        if DEVICE == "cuda":
+            graph = captured(calls["transducer_loss"])
+            calls = {"transducer_loss, in a graph": graph, **calls}
         exact = data.double().gradients(transducer_loss)[0]
-        times = medians(calls, seconds=10)
-        ours = times["transducer_loss"]
-        rows = []
-        for which, call in calls.items():
-            error = abs(float(call()[0] / exact) - 1)
-            row = (times[which], extra_megabytes(call), times[which] / ours)
-            rows.append([which, *(f"{x:.{d}f}" for x, d in zip(row, (2, 1, 1), strict=True))])
-            rows[-1].append(f"{error:.0e}")
         B, T, U, K1 = shape
-        show(
-            f"{name}: B {B}, T {T}, U {U}, K+1 {K1}, float32, loss and gradient",
-            ["contender", "ms", "MB", "times ours", "error of the loss"],
-            rows,
-        )
+        size = f"{name}: B {B}, T {T}, U {U}, K+1 {K1}, float32"
+        table(f"{size}, loss and gradient from f and g", calls, exact)
+        calls = {which: logits_gradient(loss, data) for which, loss in of_logits().items()}
+        if DEVICE == "cuda":
+            calls = {"rnnt_loss, in a graph": captured(calls["rnnt_loss"]), **calls}
+        table(f"{size}, loss and gradient from logits", calls, None)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The peephole LSTM on the CPU beside torch.nn.LSTM, which has no peepholes.
+"""The peephole LSTM beside torch.nn.LSTM, which has no peepholes: on a GPU, cuDNN's.
 
-Bidirectional, 26 inputs, 128 units in each direction, T 304, as in the paper's experiment. Run it
-as `python benchmarks/lstm.py`.
+Bidirectional, as in the paper's experiment: 26 inputs, 128 units in each direction, T 304; on a GPU
+larger ones too. Run it as `python benchmarks/lstm.py`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from measure import extra_megabytes, machine, medians, show
+from measure import DEVICE, captured, extra_megabytes, machine, medians, show
 from torch import nn
 
 from transduce import PeepholeLSTM
 
-T, INPUTS, HIDDEN = 304, 26, 128
+SHAPES = [(1, 304, 26, 128), (16, 304, 26, 128)]  # B, T, inputs, H
+if DEVICE == "cuda":
+    SHAPES += [(64, 304, 26, 128), (64, 304, 80, 256), (64, 400, 80, 512)]
 
 
 def forward(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
-    return lambda: model(x)
+    return torch.no_grad()(lambda: model(x))
 
 
 def forward_and_backward(
@@ -31,29 +33,36 @@ def forward_and_backward(
 def main() -> None:
     print(machine())
     torch.manual_seed(0)
-    models = {
-        "PeepholeLSTM": PeepholeLSTM(INPUTS, HIDDEN, bidirectional=True),
-        "PeepholeLSTM, reference": PeepholeLSTM(
-            INPUTS, HIDDEN, bidirectional=True, backend="reference"
-        ),
-        "nn.LSTM, no peepholes": nn.LSTM(INPUTS, HIDDEN, bidirectional=True, batch_first=True),
-    }
-    for B in (1, 16):
-        x, upstream = torch.randn(B, T, INPUTS), torch.randn(B, T, 2 * HIDDEN)
-        calls = {f"{name}|f": forward(model, x) for name, model in models.items()}
-        calls |= {
-            f"{name}|fb": forward_and_backward(model, x, upstream) for name, model in models.items()
+    for B, T, inputs, H in SHAPES:
+        models = {
+            "PeepholeLSTM": PeepholeLSTM(inputs, H, bidirectional=True),
+            "nn.LSTM, no peepholes": nn.LSTM(inputs, H, bidirectional=True, batch_first=True),
         }
-        times = medians(calls, seconds=20)
+        if T * B < 10_000:
+            reference = PeepholeLSTM(inputs, H, bidirectional=True, backend="reference")
+            models["PeepholeLSTM, reference"] = reference
+        x = torch.randn(B, T, inputs, device=DEVICE)
+        upstream = torch.randn(B, T, 2 * H, device=DEVICE)
+        calls = {}
+        for name, model in models.items():
+            model.to(DEVICE)
+            calls[name] = forward(model, x), forward_and_backward(model, x, upstream)
+            if DEVICE == "cuda" and name == "PeepholeLSTM":
+                calls[f"{name}, in a graph"] = tuple(captured(call) for call in calls[name])
+        times = [
+            medians({name: pair[i] for name, pair in calls.items()}, 10 if DEVICE == "cpu" else 2)
+            for i in (0, 1)
+        ]
         rows = []
-        for name in models:
-            f, fb = times[f"{name}|f"], times[f"{name}|fb"]
-            ratios = f / times["PeepholeLSTM|f"], fb / times["PeepholeLSTM|fb"]
-            megabytes = extra_megabytes(calls[f"{name}|fb"])
+        for name, pair in calls.items():
+            ours = (times[i]["PeepholeLSTM"] for i in (0, 1))
+            f, fb = times[0][name], times[1][name]
+            ratios = (t / o for t, o in zip((f, fb), ours, strict=True))
+            megabytes = extra_megabytes(pair[1])
             rows.append([name, *(f"{x:.2f}" for x in (f, fb, *ratios)), f"{megabytes:.1f}"])
-        columns = ["forward", "and backward", "times ours", "times ours", "MB"]
+        columns = ["forward", "and backward", "times ours", "times ours", "MiB"]
         show(
-            f"B {B}: bidirectional, {INPUTS} -> {HIDDEN} x 2, T {T}, float32, ms",
+            f"B {B}: bidirectional, {inputs} -> {H} x 2, T {T}, float32, ms",
             ["contender", *columns],
             rows,
         )

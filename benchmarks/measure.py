@@ -1,4 +1,7 @@
-"""How the benchmarks measure: contenders in turn, warm, medians; memory by the process's growth."""
+"""How the benchmarks measure: contenders in turn, warm, medians; and how much memory they take.
+
+They run on the GPU if there is one, timed by its events, else on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from statistics import median
 import torch
 from rich.console import Console
 from rich.table import Table
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def machine() -> str:
@@ -31,6 +36,8 @@ def machine() -> str:
         ["git", "describe", "--always", "--dirty"],
         cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
     ).stdout.strip()  # fmt: skip
+    if DEVICE == "cuda":
+        cpu = f"{torch.cuda.get_device_name()}, {cpu}"
     return (
         f"{cpu}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}, "
         f"Python {platform.python_version()}, commit {commit or 'unknown'}"
@@ -47,16 +54,51 @@ def medians(contenders: dict[str, Callable[[], object]], seconds: float) -> dict
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(next(iter(times.values()))) < 5:
         for name, call in contenders.items():
-            for _ in range(3):
-                start = time.perf_counter()
-                call()
-                elapsed = time.perf_counter() - start
-            times[name].append(elapsed * 1e3)
+            times[name].append(_third(call))
     return {name: median(t) for name, t in times.items()}
 
 
+def _third(call: Callable[[], object]) -> float:
+    """How many milliseconds the third of three calls takes."""
+    call()
+    call()
+    if DEVICE == "cpu":
+        start = time.perf_counter()
+        call()
+        return (time.perf_counter() - start) * 1e3
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    elapsed: float = begin.elapsed_time(end)
+    return elapsed
+
+
+def captured(call: Callable[[], object]) -> Callable[[], object]:
+    """The call's kernels as one CUDA graph, so that no launch waits for Python."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
 def extra_megabytes(call: Callable[[], object]) -> float:
-    """How much the process grows at most while it calls: Linux's high-water mark, reset before."""
+    """How much more memory a call takes at most: PyTorch's count of it on the GPU; on the CPU the
+    process's growth, by Linux's high-water mark, reset before."""
+    if DEVICE == "cuda":
+        call()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
     if platform.system() != "Linux":
         return float("nan")
     call()

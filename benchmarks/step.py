@@ -1,0 +1,51 @@
+"""One training step of the paper's transducer: both networks, the loss, back, the momentum update.
+
+128 LSTM units in each direction and in the prediction network, 26 inputs, 39 labels, T 304, U 40.
+On a GPU also as one CUDA graph, which is how to train where the lengths repeat. Run it as
+`python benchmarks/step.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from measure import DEVICE, captured, extra_megabytes, machine, medians, show
+
+from transduce import Transducer, transducer_loss
+
+T, U, INPUTS, LABELS = 304, 40, 26, 39
+
+
+def step(B: int) -> Callable[[], object]:
+    model = Transducer(INPUTS, LABELS).to(DEVICE)
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    frames = torch.randn(B, T, INPUTS, device=DEVICE)
+    labels = torch.randint(1, LABELS + 1, (B, U), device=DEVICE)
+    num_frames, num_labels = (torch.full((B,), n, device=DEVICE) for n in (T, U))
+
+    def call() -> None:
+        transcription, prediction, num_vectors = model(frames, num_frames, labels)
+        loss = transducer_loss(transcription, prediction, labels, num_vectors, num_labels).mean()
+        optimiser.zero_grad(set_to_none=False)
+        loss.backward()
+        optimiser.step()
+
+    return call
+
+
+def main() -> None:
+    print(machine())
+    torch.manual_seed(0)
+    rows = []
+    for B in (1, 32):
+        calls = {"step": step(B)}
+        if DEVICE == "cuda":
+            calls["step, in a graph"] = captured(step(B))
+        for name, ms in medians(calls, seconds=20 if DEVICE == "cpu" else 3).items():
+            rows.append([f"B {B}", name, f"{ms:.2f}", f"{extra_megabytes(calls[name]):.1f}"])
+    show(f"T {T}, U {U}, float32", ["batch", "contender", "ms", "MiB"], rows)
+
+
+if __name__ == "__main__":
+    main()
