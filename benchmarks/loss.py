@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -39,6 +39,11 @@ class Batch:
         """The summed loss and its gradients with respect to f and g."""
         total = loss(self.f, self.g, self.labels, self.num_frames, self.num_labels).sum()
         return total.detach(), *torch.autograd.grad(total, (self.f, self.g))
+
+    def with_integers(self, dtype: torch.dtype) -> Batch:
+        """With the labels and lengths of the type that a contender wants."""
+        integers = (x.to(dtype) for x in (self.labels, self.num_frames, self.num_labels))
+        return Batch(self.f, self.g, *integers)
 
     def double(self) -> Batch:
         f, g = (x.detach().double().requires_grad_() for x in (self.f, self.g))
@@ -110,27 +115,39 @@ def joint(f: Tensor, g: Tensor) -> Tensor:
     return f[:, :, None] + g[:, None]
 
 
-def peers() -> dict[str, Loss]:
-    found: dict[str, Loss] = {}
+def peers() -> dict[str, tuple[Loss, torch.dtype]]:
+    """Those that are here, and the type of integers that each wants."""
+    found: dict[str, tuple[Loss, torch.dtype]] = {}
     if fast_rnnt := _module("fast_rnnt"):
-        found["fast_rnnt simple"] = lambda f, g, y, T, U: fast_rnnt.rnnt_loss_simple(
-            g, f, y, 0, torch.stack([0 * U, 0 * T, U, T], 1), reduction="none"
+        found["fast_rnnt simple"] = (
+            lambda f, g, y, T, U: fast_rnnt.rnnt_loss_simple(
+                g, f, y, 0, torch.stack([0 * U, 0 * T, U, T], 1), reduction="none"
+            ),
+            torch.int64,
         )
     if awni := _module("transducer.torch_binding"):
-        found["awni/transducer"] = lambda f, g, y, T, U: awni.TransducerLoss()(
-            f, g, y.flatten().int(), T.int(), U.int()
+        found["awni/transducer"] = (
+            lambda f, g, y, T, U: awni.TransducerLoss()(f, g, y.flatten(), T, U),
+            torch.int32,
         )
-    if warp := _module("warprnnt_pytorch"):
-        found["warp-transducer"] = lambda f, g, y, T, U: warp.rnnt_loss(
-            joint(f, g), y.int(), T.int(), U.int(), blank=0, reduction="none"
-        )
-    if audio := _module("torchaudio.functional"):
-        found["torchaudio"] = lambda f, g, y, T, U: audio.rnnt_loss(
-            joint(f, g), y.int(), T.int(), U.int(), blank=0, reduction="none"
-        )
+    for name, loss in peers_of_logits().items():
+        found[name] = (lambda f, g, *rest, loss=loss: loss(joint(f, g), *rest), torch.int32)
     return found
 
 
+def peers_of_logits() -> dict[str, Callable[..., Tensor]]:
+    """Those that take the logits of a joint network; their integers are int32."""
+    found: dict[str, Callable[..., Tensor]] = {}
+    for name, module in (
+        ("warp-transducer", "warprnnt_pytorch"),
+        ("torchaudio", "torchaudio.functional"),
+    ):
+        if peer := _module(module):
+            found[name] = partial(peer.rnnt_loss, blank=0, reduction="none")
+    return found
+
+
+@cache
 def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -139,22 +156,11 @@ def _module(name: str) -> Any:
         return None
 
 
-def logits_gradient(loss: Loss, data: Batch) -> Callable[[], object]:
+def logits_gradient(loss: Callable[..., Tensor], data: Batch) -> Callable[[], object]:
     """A loss of the joint tensor, which is there already, and its gradient with respect to that."""
     logits = joint(data.f, data.g).detach().requires_grad_()
     rest = data.labels, data.num_frames, data.num_labels
     return lambda: torch.autograd.grad(loss(logits, *rest).sum(), logits)
-
-
-def of_logits() -> dict[str, Callable[..., Tensor]]:
-    losses: dict[str, Callable[..., Tensor]] = {
-        "rnnt_loss": lambda x, y, T, U: rnnt_loss(x, y, T, U, blank=0, reduction="none")
-    }
-    if audio := _module("torchaudio.functional"):
-        losses["torchaudio"] = lambda x, y, T, U: audio.rnnt_loss(
-            x, y.int(), T.int(), U.int(), blank=0, reduction="none"
-        )
-    return losses
 
 
 def table(title: str, calls: dict[str, Callable[[], Any]], exact: Tensor | None) -> None:
@@ -171,28 +177,32 @@ def table(title: str, calls: dict[str, Callable[[], Any]], exact: Tensor | None)
 
 def main() -> None:
     print(machine())
-    losses: dict[str, Loss] = {
+    ours: dict[str, Loss] = {
         "transducer_loss": transducer_loss,
         "rnnt_loss, of the joint tensor": lambda f, g, y, T, U: rnnt_loss(
             joint(f, g), y, T, U, blank=0, reduction="none"
         ),
         "pure PyTorch, by diagonals": by_diagonals,
         "pure PyTorch, by labels": by_labels,
-        **peers(),
     }
-    for name, shape in SHAPES.items():
-        data = batch(*shape)
-        calls = {which: partial(data.gradients, loss) for which, loss in losses.items()}
+    of_logits = {"rnnt_loss": partial(rnnt_loss, blank=0, reduction="none")}
+    for name, (B, T, U, K1) in SHAPES.items():
+        data = batch(B, T, U, K1)
+        calls = {which: partial(data.gradients, loss) for which, loss in ours.items()}
         if DEVICE == "cuda":
             graph = captured(calls["transducer_loss"])
             calls = {"transducer_loss, in a graph": graph, **calls}
+        for which, (loss, dtype) in peers().items():
+            calls[which] = partial(data.with_integers(dtype).gradients, loss)
         exact = data.double().gradients(transducer_loss)[0]
-        B, T, U, K1 = shape
         size = f"{name}: B {B}, T {T}, U {U}, K+1 {K1}, float32"
         table(f"{size}, loss and gradient from f and g", calls, exact)
-        calls = {which: logits_gradient(loss, data) for which, loss in of_logits().items()}
+        calls = {which: logits_gradient(loss, data) for which, loss in of_logits.items()}
         if DEVICE == "cuda":
             calls = {"rnnt_loss, in a graph": captured(calls["rnnt_loss"]), **calls}
+        narrow = data.with_integers(torch.int32)
+        for which, peer in peers_of_logits().items():
+            calls[which] = logits_gradient(peer, narrow)
         table(f"{size}, loss and gradient from logits", calls, None)
 
 

@@ -28,7 +28,8 @@ LATTICES += [(40, torch.bfloat16, A100), (40, torch.bfloat16, T4)]
 
 @pytest.mark.parametrize("num_labels, dtype, capability", LATTICES)
 def test_the_lattice_compiles(num_labels, dtype, capability):
-    options = lattice.options(dtype, *lattice.threads_for(num_labels))
+    threads, per_thread = lattice.threads_for(num_labels)
+    options = lattice.options(dtype, threads, per_thread)
     code = nvrtc.compile_cuda(lattice.SOURCE, options, capability)
     assert all(name.encode() in code for name in lattice.NAMES)
 

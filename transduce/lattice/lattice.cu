@@ -371,8 +371,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     variables(const real* log_null, const real* log_label, const integer* labels,
               const integer* num_frames, const integer* num_labels, real* high_alpha,
               unsigned short* low_alpha, real* high_beta, unsigned short* low_beta, double* evidence,
-              real* loss, integer max_T, integer max_U, integer K, integer null,
-              integer rows, integer columns) {
+              real* loss, integer max_T, integer max_U, integer K, integer null, integer rows,
+              integer columns) {
   integer b = blockIdx.x, at = b * rows * columns;
   log_variables log_alpha = {high_alpha + at, low_alpha + at}, log_beta = {high_beta + at, low_beta + at};
   int T = (int)frames_of(num_frames, b, max_T), U = (int)labels_of(num_labels, b, max_U);
@@ -394,9 +394,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// Given y: the probability that a node is passed takes the place of its null arrow, that it is left by
-// its label that of its label arrow. If there are totals, the first over its total takes the place of
-// that (0 where that was 0, which is done directly).
+// Given y, the probabilities that a node is passed, and that it is left by its label.
+struct occupancy {
+  real passed, emitted;
+  __device__ occupancy(log_variables log_alpha, log_variables log_beta, const real* log_label,
+                       double evidence, integer node, integer columns, bool has_label) {
+    double before = log_alpha[node] - evidence;
+    passed = exponential((real)(before + log_beta[node]));
+    emitted = 0;
+    if (has_label)
+      emitted = exponential((real)(before + log_label[node] + log_beta[node + columns + 1]));
+  }
+};
+
+// What passes a node takes the place of its null arrow, what leaves it by its label that of its label
+// arrow, and the first over its total that of the total (0 where that was 0, which is done directly).
 extern "C" __global__ void flow(const real* high_alpha, const unsigned short* low_alpha,
                                 const real* high_beta, const unsigned short* low_beta, real* log_null,
                                 real* log_label, const double* evidence, const integer* num_frames,
@@ -409,14 +421,11 @@ extern "C" __global__ void flow(const real* high_alpha, const unsigned short* lo
   node_of node(rows, columns);
   if (!node.inside || node.t < 0 || node.t >= T || node.u > U) return;
   integer cell = (b * max_T + node.t) * (max_U + 1) + node.u;
-  real whole_total = total ? total[cell] : (real)0;
-  double before = log_alpha[node.at] - evidence[b];
-  real passed = exponential((real)(before + log_beta[node.at])), emitted = 0;
-  if (node.u < U)
-    emitted = exponential((real)(before + log_label[node.at] + log_beta[node.at + columns + 1]));
-  log_null[node.at] = passed;
-  log_label[node.at] = emitted;
-  if (total) total[cell] = whole_total == 0 ? (real)0 : passed / whole_total;
+  real whole_total = total[cell];
+  occupancy given_y(log_alpha, log_beta, log_label, evidence[b], node.at, columns, node.u < U);
+  log_null[node.at] = given_y.passed;
+  log_label[node.at] = given_y.emitted;
+  total[cell] = whole_total == 0 ? (real)0 : given_y.passed / whole_total;
 }
 
 // The gradients (Eqs. 21-22): products become sums of occupancy Pr(k|t,u), less what was emitted.
@@ -572,11 +581,12 @@ extern "C" __global__ void joint_transitions(const input* logits, const integer*
 // The gradient of each node's logits, a warp a node.
 extern "C" __global__ void joint_gradient(const input* logits, const real* log_total,
                                           const integer* labels, const integer* num_frames,
-                                          const integer* num_labels, const real* passed,
-                                          const real* emitted, const double* evidence,
-                                          const real* upstream, input* grad, integer max_T,
-                                          integer max_U, integer K, integer rows, integer columns,
-                                          integer null, integer fused, double clamp) {
+                                          const integer* num_labels, const real* high_alpha,
+                                          const unsigned short* low_alpha, const real* high_beta,
+                                          const unsigned short* low_beta, const real* log_label,
+                                          const double* evidence, const real* upstream, input* grad,
+                                          integer max_T, integer max_U, integer K, integer rows,
+                                          integer columns, integer null, integer fused, double clamp) {
   int i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   integer b = blockIdx.y, cell = b * max_T * (max_U + 1) + i;
   if (i >= max_T * (max_U + 1)) return;
@@ -590,9 +600,12 @@ extern "C" __global__ void joint_gradient(const input* logits, const real* log_t
   }
   integer node = (b * rows + t + u) * columns + u, label = u < U ? label_at(labels, b, u, max_U, K) : -1;
   real total = log_total[cell], factor = upstream[b], bound = (real)clamp;
-  real by_label = emitted[node], by_null = passed[node] - by_label;
+  log_variables log_alpha = {(real*)high_alpha, (unsigned short*)low_alpha};
+  log_variables log_beta = {(real*)high_beta, (unsigned short*)low_beta};
+  occupancy given_y(log_alpha, log_beta, log_label, evidence[b], node, columns, u < U);
+  real by_label = given_y.emitted, by_null = given_y.passed - by_label;
   for (integer k = lane; k < K; k += 32) {
-    real v = fused ? passed[node] * exponential((real)widen(x[k]) - total) : (real)0;
+    real v = fused ? given_y.passed * exponential((real)widen(x[k]) - total) : (real)0;
     if (k == null && (real)widen(x[k]) > (real)-INFINITE) v -= by_null;
     if (k == label) v -= by_label;
     if (bound > 0) v = v > bound ? bound : v < -bound ? -bound : v;

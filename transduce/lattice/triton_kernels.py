@@ -7,6 +7,7 @@ the GPU: an item whose numbers, lengths or labels are not valid has loss NaN.
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
@@ -37,6 +38,12 @@ def options(dtype: torch.dtype, threads: int, per_thread: int) -> tuple[str, ...
     )
 
 
+@cache
+def _kernels(dtype: torch.dtype, threads: int, per_thread: int, device: int) -> dict[str, Kernel]:
+    loaded = kernels(SOURCE, options(dtype, threads, per_thread), NAMES, device)
+    return dict(zip(NAMES, loaded, strict=True))
+
+
 def threads_for(num_labels: int) -> tuple[int, int]:
     """Of a block that has a lattice's columns, and how many columns each has."""
     per_thread = 1  # a step is short, until a block's 1024 threads are too few
@@ -61,8 +68,7 @@ def addresses(space: Tensor, *sizes: int) -> list[int]:
 class _Lattice:
     """A batch's lattice: its sizes, its kernels, and its skewed arrays.
 
-    `kept` has ln Pr(y|x) of each item and, of each node, the null arrow and the label arrow, and
-    later what passes through the node and what leaves it by its label.
+    `kept` has ln Pr(y|x) of each item and, of each node, the null arrow and the label arrow.
     """
 
     def __init__(
@@ -80,9 +86,7 @@ class _Lattice:
         self.threads, per_thread = threads_for(self.U)
         self.rows, self.columns = self.T + self.U, -(-(self.U + 1) // per_thread) * per_thread
         self.skew = (self.rows, self.columns)
-        chosen = options(dtype, self.threads, per_thread)
-        loaded = kernels(SOURCE, chosen, NAMES, labels.get_device())
-        self.kernels: dict[str, Kernel] = dict(zip(NAMES, loaded, strict=True))
+        self.kernels = _kernels(dtype, self.threads, per_thread, labels.get_device())
         self.dtype = torch.promote_types(dtype, torch.float32)
         self.nodes = self.B * self.rows * self.columns
         size = self.nodes * self.dtype.itemsize
@@ -93,16 +97,14 @@ class _Lattice:
             self.kept, starts = kept, addresses(kept, *places)
         self.evidence, *self.arrows = starts
 
-    def run_on_nodes(self, name: str, *arguments: Tensor | int | float | None) -> None:
-        """A thread a node."""
-        grid = (-(-self.rows * self.columns // THREADS), self.B)
-        self.kernels[name](grid, THREADS, arguments)
+    def parts_of_variables(self) -> tuple[int, int, int, int]:
+        """The bytes of α and of β, each in two parts."""
+        return (self.nodes * self.dtype.itemsize, self.nodes * 2) * 2
 
     def variables(self, with_beta: bool) -> tuple[Tensor, Tensor, list[int]]:
         """The loss [B], and α and β (Eqs. 16-18): their space, and where their parts begin."""
         loss = self.labels.new_empty(self.B, dtype=self.dtype)
-        size, low = self.nodes * self.dtype.itemsize, self.nodes * 2
-        space, starts = arrays(loss, *(size, low) * (2 if with_beta else 1))
+        space, starts = arrays(loss, *self.parts_of_variables()[: 4 if with_beta else 2])
         self.kernels["variables"](
             (self.B, 2 if with_beta else 1),
             self.threads,
@@ -113,22 +115,12 @@ class _Lattice:
         )  # fmt: skip
         return loss, space, starts
 
-    def loss(self, with_gradients: bool, total: Tensor | None = None) -> Tensor:
-        """The loss [B]. With gradients the arrows become what passes through them, and the total
-        the occupancy over it."""
-        loss, _space, log_variables = self.variables(with_gradients)
-        if with_gradients:
-            self.run_on_nodes(
-                "flow", *log_variables, *self.arrows, self.evidence, *self.lengths, total,
-                self.T, self.U, *self.skew,
-            )  # fmt: skip
-        return loss
-
 
 class _Additive:
     """The additive density's part of a lattice: the rows of f and of g.
 
     `kept` has each row's largest number and whether it has a weak total, and the labels' chains.
+    With gradients, what passes each node and what leaves it by its label take the arrows' place.
     """
 
     def __init__(self, lattice: _Lattice, f: Tensor, g: Tensor, kept: Tensor | None = None) -> None:
@@ -194,7 +186,16 @@ def additive_forward(
         lattice = _Lattice(labels, num_frames, num_labels, sizes, f.dtype)
         additive = _Additive(lattice, f, g)
         total = additive.transitions()
-        loss = lattice.loss(with_gradients, total)
+        loss, _space, log_variables = lattice.variables(with_gradients)
+        if with_gradients:
+            lattice.kernels["flow"](
+                (-(-lattice.rows * lattice.columns // THREADS), lattice.B),
+                THREADS,
+                (
+                    *log_variables, *lattice.arrows, lattice.evidence, *lattice.lengths, total,
+                    lattice.T, lattice.U, *lattice.skew,
+                ),
+            )  # fmt: skip
         lengths = (labels, num_frames, num_labels)
         return loss, (f, g, *lengths, total, additive.kept, lattice.kept)
 
@@ -256,7 +257,8 @@ def joint_forward(
                 *sizes, *lattice.skew, null, int(fused),
             ),
         )  # fmt: skip
-        return lattice.loss(with_gradients), (log_total, lattice.kept)
+        loss, log_variables, _ = lattice.variables(with_gradients)
+        return loss, (log_total, lattice.kept, log_variables)
 
 
 def joint_backward(
@@ -270,6 +272,7 @@ def joint_backward(
     clamp: float,
     log_total: Tensor,
     lattice_kept: Tensor,
+    log_variables: Tensor,
 ) -> Tensor:
     """The gradient with respect to the logits, clamped before it is scaled by `upstream`."""
     with current(logits.device):
@@ -284,8 +287,9 @@ def joint_backward(
             (-(-T * columns // (THREADS // 32)), B),
             THREADS,
             (
-                logits, log_total, labels, num_frames, num_labels, *lattice.arrows,
-                lattice.evidence, upstream.contiguous(), grad,
+                logits, log_total, labels, num_frames, num_labels,
+                *addresses(log_variables, *lattice.parts_of_variables()),
+                lattice.arrows[1], lattice.evidence, upstream.contiguous(), grad,
                 *sizes, *lattice.skew, null, int(fused), float(clamp),
             ),
         )  # fmt: skip
