@@ -1,0 +1,110 @@
+"""CTC decoding, held against every path one by one."""
+
+from collections import defaultdict
+from itertools import groupby, product
+
+import numpy as np
+import pytest
+import torch
+
+from transduce import ctc_best_path, ctc_prefix_search
+
+
+def collapse(path):
+    return tuple(k for k, _ in groupby(path) if k != 0)
+
+
+def every_labelling(f):
+    """The probability of every labelling of f [T, K+1]."""
+    log_prob = f.double().log_softmax(-1).numpy()
+    total = defaultdict(float)
+    for path in product(range(f.shape[1]), repeat=len(f)):
+        total[collapse(path)] += np.exp(sum(log_prob[t, k] for t, k in enumerate(path)))
+    return total
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("T, K, scale", [(1, 3, 1.0), (5, 2, 1.0), (6, 2, 3.0), (5, 3, 0.3)])
+def test_the_prefix_search_finds_the_most_probable_labelling(T, K, scale, seed):
+    torch.manual_seed(seed)
+    f = torch.randn(1, T, K + 1) * scale
+    exact = every_labelling(f[0])
+    (found,) = ctc_prefix_search(f, torch.tensor([T]), threshold=1)
+    assert found.labels == max(exact, key=exact.get)
+    assert found.log_prob == pytest.approx(np.log(exact[found.labels]), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_path_is_the_best_of_all_paths(seed):
+    torch.manual_seed(seed)
+    f = torch.randn(1, 5, 3)
+    log_prob = f[0].double().log_softmax(-1)
+    paths = list(product(range(3), repeat=5))
+    scores = [sum(log_prob[t, k] for t, k in enumerate(path)) for path in paths]
+    best = max(range(len(paths)), key=scores.__getitem__)
+    (found,) = ctc_best_path(f, torch.tensor([5]))
+    assert found.labels == collapse(paths[best])
+    assert found.log_prob == pytest.approx(float(scores[best]))
+
+
+def test_the_prefix_search_finds_what_the_best_path_misses():
+    # Graves (2006): blank is the best at both frames, but a label at either is more probable.
+    f = torch.tensor([[[0.6, 0.4], [0.6, 0.4]]]).log()
+    assert ctc_best_path(f, torch.tensor([2]))[0].labels == ()
+    found = ctc_prefix_search(f, torch.tensor([2]))[0]
+    assert found.labels == (1,)
+    assert found.log_prob == pytest.approx(np.log(0.64))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sections_between_certain_blanks_are_decoded_alone(seed):
+    torch.manual_seed(seed)
+    f = torch.randn(1, 7, 3)
+    f[0, [0, 3], 0] = 20.0  # more than 0.995
+    (found,) = ctc_prefix_search(f, torch.tensor([7]))
+    parts = [ctc_prefix_search(f[:, a:b], torch.tensor([b - a]))[0] for a, b in ((1, 3), (4, 7))]
+    assert found.labels == parts[0].labels + parts[1].labels
+    blanks = f[0].double().log_softmax(-1)[[0, 3], 0].sum()
+    assert found.log_prob == pytest.approx(sum(p.log_prob for p in parts) + float(blanks))
+    (whole,) = ctc_prefix_search(f, torch.tensor([7]), threshold=1)
+    assert found.log_prob <= whole.log_prob + 1e-9
+
+
+def test_a_blank_below_the_threshold_does_not_cut():
+    # Alone either side is best empty; together the label is more probable.
+    f = torch.tensor([[[0.6, 0.4], [0.994, 0.006], [0.6, 0.4]]]).log()
+    num_frames = torch.tensor([3])
+    assert ctc_prefix_search(f, num_frames)[0].labels == (1,)
+    assert ctc_prefix_search(f, num_frames, threshold=0.99)[0].labels == ()
+
+
+def test_a_repeated_label_needs_a_blank_between():
+    f = torch.full((1, 3, 2), -20.0)
+    f[0, [0, 1, 2], [1, 0, 1]] = 0
+    assert ctc_prefix_search(f, torch.tensor([3]))[0].labels == (1, 1)
+    f[0, 1] = f[0, 0]
+    assert ctc_prefix_search(f, torch.tensor([3]))[0].labels == (1,)
+
+
+def test_what_lies_past_the_end_is_not_read():
+    f = torch.randn(2, 6, 4)
+    f[1, 2:] = torch.nan
+    for search in (ctc_best_path, ctc_prefix_search):
+        together = search(f, torch.tensor([6, 2]))
+        assert together[1] == search(f[1:, :2], torch.tensor([2]))[0]
+        assert search(f, torch.tensor([0, 1]))[0] == ((), 0.0)
+
+
+@pytest.mark.parametrize(
+    "arguments, options, words",
+    [
+        ((torch.randn(3, 2), torch.tensor([3])), {}, "transcription"),
+        ((torch.randn(1, 3, 2), torch.tensor([4])), {}, r"num_frames\[0\]"),
+        ((torch.randn(1, 3, 2), torch.tensor([3, 3])), {}, "num_frames"),
+        ((torch.full((1, 3, 2), torch.nan), torch.tensor([3])), {}, "NaN"),
+        ((torch.randn(1, 3, 2), torch.tensor([3])), {"threshold": 0.0}, "threshold"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments, options, words):
+    with pytest.raises(ValueError, match=words):
+        ctc_prefix_search(*arguments, **options)
