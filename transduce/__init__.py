@@ -1,6 +1,16 @@
 """Sequence transduction with recurrent neural networks (Graves, 2012)."""
 
 from transduce.alphabet import NULL, Alphabet
+from transduce.ctc import ctc_best_path, ctc_prefix_search
+from transduce.decoding import (
+    Hypothesis,
+    LanguageModel,
+    NGram,
+    Timing,
+    beam_search,
+    greedy_search,
+    label_timings,
+)
 from transduce.lattice.loss import (
     backward_variables,
     best_alignment,
@@ -20,13 +30,22 @@ __version__ = "0.1.0"
 __all__ = [
     "NULL",
     "Alphabet",
+    "Hypothesis",
+    "LanguageModel",
+    "NGram",
     "PeepholeLSTM",
     "PredictionNetwork",
+    "Timing",
     "TranscriptionNetwork",
     "Transducer",
     "backward_variables",
+    "beam_search",
     "best_alignment",
+    "ctc_best_path",
+    "ctc_prefix_search",
     "forward_variables",
+    "greedy_search",
+    "label_timings",
     "lattice_transitions",
     "log_likelihood",
     "log_occupancy",

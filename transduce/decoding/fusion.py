@@ -1,0 +1,125 @@
+"""Shallow fusion: what a model of the labels alone adds to the search."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from transduce.alphabet import NULL
+from transduce.networks import PredictionNetwork
+
+
+class LanguageModel(Protocol):
+    """What `fusion` may be: any model of label sequences that reads them from left to right."""
+
+    def start(self) -> Any:
+        """The state before the first label."""
+
+    def advance(self, state: Any, label: int) -> Any:
+        """The state after one more label."""
+
+    def log_probs(self, state: Any) -> Sequence[float]:
+        """ln Pr(k|y) of every label, that of label k at k-1."""
+
+
+class NGram:
+    """The probability of a label given the n-1 before it, smoothed after Witten and Bell.
+
+    A context that was followed c times by labels, d of them different, trusts its own counts with
+    weight c / (c + d) and the context one label shorter with the rest; the shortest trusts all
+    labels alike.
+    """
+
+    def __init__(self, order: int, num_labels: int, sequences: Iterable[Sequence[int]]) -> None:
+        if order < 1:
+            raise ValueError(f"order must be at least 1, not {order}")
+        self.order, self.num_labels = order, num_labels
+        self._counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+        self._known: dict[tuple[int, ...], list[float]] = {}
+        for sequence in sequences:
+            for u, label in enumerate(sequence):
+                for n in range(min(order - 1, u) + 1):
+                    self._counts[tuple(sequence[u - n : u])][label] += 1
+
+    def start(self) -> tuple[int, ...]:
+        return ()
+
+    def advance(self, state: tuple[int, ...], label: int) -> tuple[int, ...]:
+        return (*state, label)[max(0, len(state) + 2 - self.order) :]
+
+    def log_probs(self, state: tuple[int, ...]) -> list[float]:
+        if state not in self._known:
+            self._known[state] = [math.log(p) for p in self._probs(state)]
+        return self._known[state]
+
+    def _probs(self, context: tuple[int, ...] | None) -> list[float]:
+        if context is None:
+            return [1 / self.num_labels] * self.num_labels
+        shorter = self._probs(context[1:] if context else None)
+        counts = self._counts.get(context, Counter())
+        total = counts.total() + len(counts)
+        if total == 0:
+            return shorter
+        return [(counts[k + 1] + len(counts) * p) / total for k, p in enumerate(shorter)]
+
+
+class FusedScores:
+    """weight x ln Pr(k|y) of prefixes, which are numbered as they come, the empty one first."""
+
+    def __init__(
+        self, model: LanguageModel | PredictionNetwork, weight: float, num_labels: int
+    ) -> None:
+        self.weight, self.num_labels = weight, num_labels
+        self._model = _Network(model) if isinstance(model, PredictionNetwork) else model
+        self._states: list[Any] = []
+
+    def extend(self, parents: Iterable[int], labels: Iterable[int]) -> np.ndarray:
+        """The rows [n, K+1] of n more prefixes, 0 for null; the empty sequence's label is null."""
+        first = len(self._states)
+        for parent, label in zip(parents, labels, strict=True):
+            self._states.append(
+                self._model.start()
+                if label == NULL
+                else self._model.advance(self._states[parent], label)
+            )
+        rows = np.zeros((len(self._states) - first, self.num_labels + 1))
+        for row, state in zip(rows, self._states[first:], strict=True):
+            log_probs = np.asarray(self._model.log_probs(state), np.float64)
+            if log_probs.shape != (self.num_labels,):
+                raise ValueError(
+                    f"fusion must give the {self.num_labels} labels' log-probabilities, not an "
+                    f"array of shape {list(log_probs.shape)}"
+                )
+            if not (log_probs <= 1e-6).all():
+                raise ValueError("fusion gave a log-probability that is more than 0")
+            row[1:] = self.weight * np.minimum(log_probs, 0)
+        return rows
+
+
+class _Network:
+    """The standalone prediction network as a `LanguageModel`; its states are (g, state)."""
+
+    def __init__(self, network: PredictionNetwork) -> None:
+        if network.with_null:
+            raise ValueError("fusion must be a PredictionNetwork(with_null=False)")
+        self._network = network
+
+    def start(self) -> Any:
+        return self._step(NULL, None)
+
+    def advance(self, state: Any, label: int) -> Any:
+        return self._step(label, state[1])
+
+    def log_probs(self, state: Any) -> Any:
+        return state[0]
+
+    @torch.no_grad()
+    def _step(self, label: int, state: Any) -> tuple[np.ndarray, Any]:
+        device = self._network.output.weight.device
+        g, state = self._network.step(torch.tensor([label], device=device), state)
+        return g[0].double().log_softmax(0).cpu().numpy(), state

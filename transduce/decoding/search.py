@@ -1,0 +1,234 @@
+"""The doors to the search: `beam_search`, which is Algorithm 1, and `greedy_search`.
+
+Each checks its arguments, runs the transcription network, chooses a backend by looking, and calls
+it. An utterance goes through the transcription network alone, so that its vectors, and all that
+follows from them, are the same whatever else is decoded with it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from transduce.alphabet import NULL
+from transduce.decoding.fusion import FusedScores, LanguageModel
+from transduce.decoding.hypothesis import Found, Hypothesis, Timing, best_of, label_timings
+from transduce.lattice.loss import INTEGERS, lattice_transitions
+from transduce.networks import PredictionNetwork, Transducer
+
+Backend = Literal["auto", "reference", "cpu", "tensors"]
+
+
+@torch.no_grad()
+def beam_search(
+    model: Transducer,
+    frames: Tensor,  # [B, T, D], or ids [B, T]
+    num_frames: Tensor,  # [B]
+    *,
+    beam_width: int,
+    n_best: int = 1,
+    length_normalised: bool = True,
+    max_labels_per_frame: int = 20,
+    fusion: LanguageModel | PredictionNetwork | None = None,
+    fusion_weight: float = 0.0,
+    with_timings: bool = True,
+    backend: Backend = "auto",
+) -> list[list[Hypothesis]]:
+    """The n most probable output sequences of each utterance, best first (Algorithm 1).
+
+    They are sorted by log Pr(y) / |y|, or without `length_normalised` by log Pr(y). No two are
+    equal. There may be fewer than n_best if fewer were found possible. A hypothesis emits at most
+    `max_labels_per_frame` labels in a frame, and a warning says if that has cut something off.
+
+    `fusion`, a `PredictionNetwork(with_null=False)` or any `LanguageModel`, adds fusion_weight
+    times ln Pr(k|y) to the log-probability of every label k, and nothing to null's; log_prob is
+    then a score and not a probability.
+
+    `with_timings=False` leaves out `frames` and `timings`, which take a lattice for each
+    hypothesis.
+    """
+    check_width(beam_width, n_best, max_labels_per_frame)
+    if fusion_weight < 0:
+        raise ValueError(f"fusion_weight must not be negative, as {fusion_weight} is")
+    if fusion is None and fusion_weight > 0:
+        raise ValueError(f"fusion_weight is {fusion_weight}, but there is no fusion")
+    network = model.prediction_network
+    with evaluating(model):
+        transcriptions = transcribe(model, frames, num_frames)
+        fused = partial(_fused, fusion, fusion_weight, network.num_labels)
+        module = load(backend, transcriptions)
+        arguments = (beam_width, max_labels_per_frame, fused)
+        found: list[Found] = module.beam_searches(network, transcriptions, *arguments)
+        _warn_of_bounds(found, transcriptions, max_labels_per_frame)
+        return [
+            [
+                _hypothesis(network, f, labels, log_prob, score, with_timings)
+                for labels, log_prob, score in best_of(one, n_best, length_normalised)
+            ]
+            for f, one in zip(transcriptions, found, strict=True)
+        ]
+
+
+@torch.no_grad()
+def greedy_search(
+    model: Transducer,
+    frames: Tensor,  # [B, T, D], or ids [B, T]
+    num_frames: Tensor,  # [B]
+    max_labels_per_frame: int = 20,
+) -> list[Hypothesis]:
+    """The alignment that takes the most probable output at every node, for each utterance.
+
+    After `max_labels_per_frame` labels in a frame it takes null.
+    """
+    check_width(1, 1, max_labels_per_frame)
+    with evaluating(model):
+        transcriptions = transcribe(model, frames, num_frames)
+        if not transcriptions:
+            return []
+        f = torch.nn.utils.rnn.pad_sequence(transcriptions, batch_first=True)
+        num_vectors = torch.tensor([len(one) for one in transcriptions], device=f.device)
+        B = len(f)
+        prediction, state = model.prediction_network.step(num_vectors.new_full((B,), NULL))
+        labels: list[list[int]] = [[] for _ in range(B)]
+        times: list[list[int]] = [[] for _ in range(B)]
+        log_prob = torch.zeros(B, dtype=torch.float64, device=f.device)
+        for t in range(f.shape[1]):
+            here = t < num_vectors  # the utterances whose alignment is at this frame
+            for emitted in range(max_labels_per_frame + 1):
+                scores = (f[:, t] + prediction).log_softmax(-1)
+                best, output = scores.max(-1)
+                if emitted == max_labels_per_frame:
+                    best, output = scores[:, NULL], torch.full_like(output, NULL)
+                log_prob += torch.where(here, best, 0.0)
+                here = here & (output != NULL)
+                rows = here.nonzero()[:, 0]
+                if len(rows) == 0:
+                    break
+                for b, label in zip(rows.tolist(), output[rows].tolist(), strict=True):
+                    labels[b].append(label)
+                    times[b].append(t)
+                stepped, later = model.prediction_network.step(
+                    output[rows], (state[0][:, rows], state[1][:, rows])
+                )
+                prediction = prediction.index_copy(0, rows, stepped)
+                state = (
+                    state[0].index_copy(1, rows, later[0]),
+                    state[1].index_copy(1, rows, later[1]),
+                )
+    return [
+        Hypothesis(tuple(y), log_p, log_p / max(1, len(y)), tuple(when))
+        for y, when, log_p in zip(labels, times, log_prob.tolist(), strict=True)
+    ]
+
+
+# --- Before the search, and after ---------------------------------------------------------------
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """The model without dropout, put back as it was."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def transcribe(model: Transducer, frames: Tensor, num_frames: Tensor) -> list[Tensor]:
+    """f [T, K+1] of each utterance; those without frames have none."""
+    if frames.ndim not in (2, 3):
+        raise ValueError(f"frames must be [B, T, D], or ids [B, T], not {list(frames.shape)}")
+    B, T = frames.shape[:2]
+    if num_frames.shape != (B,) or num_frames.dtype not in INTEGERS:
+        raise ValueError(
+            f"num_frames must be integers [B] = [{B}], not {num_frames.dtype} "
+            f"{list(num_frames.shape)}"
+        )
+    none = model.prediction_network.output.weight.new_empty(0, model.prediction_network.num_labels)
+    transcriptions = []
+    for b, length in enumerate(num_frames.tolist()):
+        if not 0 <= length <= T:
+            raise ValueError(f"num_frames[{b}] must be between 0 and {T}, not {length}")
+        f = torch.nn.functional.pad(none, (0, 1))
+        if length > 0:
+            f = model.transcription_network(frames[b : b + 1, :length])[0][0]
+            bad = (f.isnan() | f.isposinf()).any(1).nonzero()
+            if len(bad):
+                raise ValueError(
+                    f"the transcription network gave NaN or +inf for item {b} at {int(bad[0])}"
+                )
+        transcriptions.append(f)
+    return transcriptions
+
+
+def _fused(
+    fusion: LanguageModel | PredictionNetwork | None, weight: float, num_labels: int
+) -> FusedScores | None:
+    return None if fusion is None or weight == 0 else FusedScores(fusion, weight, num_labels)
+
+
+def _hypothesis(
+    network: PredictionNetwork,
+    transcription: Tensor,
+    labels: tuple[int, ...],
+    log_prob: float,
+    score: float,
+    with_timings: bool,
+) -> Hypothesis:
+    timings: list[Timing] = []
+    if with_timings and labels:
+        y = torch.tensor([labels], device=transcription.device)
+        f, g = transcription.double().cpu(), network(y)[0].double().cpu()
+        timings = label_timings(*lattice_transitions(f, g, y[0].cpu()))
+    frames = tuple(timing.frame for timing in timings)
+    return Hypothesis(labels, log_prob, score, frames, tuple(timings))
+
+
+def _warn_of_bounds(found: list[Found], transcriptions: list[Tensor], bound: int) -> None:
+    bounded = [b for b, one in enumerate(found) if one.num_bounded > 0]
+    if bounded:
+        b = bounded[0]
+        others = f" and in {len(bounded) - 1} other items" if len(bounded) > 1 else ""
+        warnings.warn(
+            f"max_labels_per_frame = {bound} was met in {found[b].num_bounded} of the "
+            f"{len(transcriptions[b])} frames of item {b}{others}; hypotheses with more labels in "
+            "a frame were not looked at",
+            stacklevel=4,
+        )
+
+
+# --- Choosing and checking ----------------------------------------------------------------------
+
+
+def load(backend: Backend, transcriptions: list[Tensor]) -> ModuleType:
+    """The backend's module: the one asked for, or the one for the tensors' device."""
+    on_cpu = all(f.device.type == "cpu" for f in transcriptions)
+    if backend == "auto":
+        backend = "cpu" if on_cpu else "tensors"
+    if backend == "cpu" and not on_cpu:
+        raise ValueError(
+            f"backend 'cpu' needs a model on the CPU; this is on {transcriptions[0].device}"
+        )
+    if backend not in ("reference", "cpu", "tensors"):
+        raise ValueError(f"backend must be auto, reference, cpu or tensors, not {backend!r}")
+    return import_module(f"transduce.decoding.{backend}")
+
+
+def check_width(beam_width: int, n_best: int, max_labels_per_frame: int) -> None:
+    """Raise ValueError unless the numbers make sense together."""
+    if beam_width < 1:
+        raise ValueError(f"beam_width must be at least 1, not {beam_width}")
+    if not 1 <= n_best <= beam_width:
+        raise ValueError(f"n_best must be between 1 and the beam_width, {beam_width}, not {n_best}")
+    if max_labels_per_frame < 1:
+        raise ValueError(f"max_labels_per_frame must be at least 1, not {max_labels_per_frame}")
