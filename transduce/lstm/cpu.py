@@ -160,7 +160,7 @@ def _gate(sums, peephole, state, gate):
 
 
 @compiled
-def _step(H, wide, sums, peepholes, h, s, gates):
+def step(H, wide, sums, peepholes, h, s, gates):
     """h(n) and s(n) of one sequence, in place of h(n-1) and s(n-1), and its gates [4 H].
 
     sums [4 wide] are the weights' terms of the four, with the biases.
@@ -220,7 +220,7 @@ def _forward(
         for r in range(num_rows):
             b = rows[r]
             t = _frame(d, n, lengths[b])
-            _step(H, wide, sums[first + r], peepholes[d], h[r], s[r], gates[b, t, d])
+            step(H, wide, sums[first + r], peepholes[d], h[r], s[r], gates[b, t, d])
             states[b, t, d] = s[r]
             output[b, t, d * H : (d + 1) * H] = h[r]
     for r in range(rows.size):
