@@ -18,7 +18,17 @@ ORDER = [
     *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
     *("lattice.cpu.parts", "lattice.cpu.joint", "lattice.cpu", "lattice.triton_kernels"),
     "lattice.loss",
-    *("decoding", "demo", "cli"),
+    "ctc",
+    *("decoding.hypothesis", "decoding.fusion", "decoding.reference", "decoding.prediction"),
+    *(
+        "decoding.trie",
+        "decoding.heaps",
+        "decoding.cpu",
+        "decoding.tensors",
+        "decoding.search",
+        "decoding",
+    ),
+    *("demo", "cli"),
 ]
 
 

@@ -1,0 +1,533 @@
+"""The searches: held against the lattice over all sequences, and against Algorithm 1 verbatim."""
+
+import math
+import warnings
+from itertools import product
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from transduce import (
+    NULL,
+    NGram,
+    PredictionNetwork,
+    Transducer,
+    beam_search,
+    best_alignment,
+    greedy_search,
+    label_timings,
+    lattice_transitions,
+    transducer_loss,
+)
+from transduce.decoding import cpu
+from transduce.decoding.fusion import FusedScores
+from transduce.decoding.reference import beam_searches as reference_searches
+
+BACKENDS = ["cpu", "tensors"]
+ALL_BACKENDS = ["reference", *BACKENDS]
+MET = "ignore:max_labels_per_frame"
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+def transducer(K=3, seed=0, *, sharpness=10.0, null=1.0, hidden=7, num_layers=1, double=True):
+    """A random transducer whose outputs differ enough to matter."""
+    torch.manual_seed(seed)
+    model = Transducer(4, K, hidden)
+    model.prediction_network = PredictionNetwork(K, hidden, num_layers)
+    with torch.no_grad():
+        for network in (model.prediction_network, model.transcription_network):
+            for weights in network.parameters():
+                weights *= 3
+            for weights in network.output.parameters():
+                weights *= sharpness / 3
+        model.transcription_network.output.bias[NULL] += null
+    return model.double() if double else model
+
+
+def frames_of(T, seed=0, dtype=torch.float64):
+    return torch.randn(1, T, 4, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def exact_log_prob(model, frames, labels):
+    f, num_frames = model.transcription_network(frames)
+    y = torch.tensor([labels], dtype=torch.int64)
+    g = model.prediction_network(y)
+    return -float(transducer_loss(f, g, y, num_frames, torch.tensor([len(labels)])))
+
+
+def search(model, frames, **options):
+    (found,) = beam_search(model, frames, torch.tensor([frames.shape[1]]), **options)
+    return found
+
+
+# --- Exactness ----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings(MET)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+@pytest.mark.parametrize("K, T, longest", [(2, 3, 4), (1, 4, 6), (3, 2, 3)])
+@pytest.mark.parametrize("double", [True, False])
+def test_with_unlimited_width_every_probability_is_the_lattices(K, T, longest, double, backend):
+    model = transducer(K, double=double)
+    frames = frames_of(T, dtype=next(model.parameters()).dtype)
+    found = search(
+        model, frames, beam_width=10**6, n_best=10**6, max_labels_per_frame=longest,
+        with_timings=False, backend=backend,
+    )  # fmt: skip
+    log_prob = {h.labels: h.log_prob for h in found}
+    assert len(log_prob) == len(found) == sum(K**n for n in range(T * longest + 1))
+    for n in range(longest + 1):
+        for labels in product(range(1, K + 1), repeat=n):
+            exact = exact_log_prob(model, frames, labels)
+            assert log_prob[labels] == pytest.approx(exact, abs=1e-9 if double else 1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("width", [1, 2, 5, 30])
+def test_with_a_finite_width_no_probability_exceeds_the_exact_one(width, seed):
+    model, frames = transducer(4, seed), frames_of(8, seed)
+    for h in search(model, frames, beam_width=width, n_best=width):
+        assert h.log_prob <= exact_log_prob(model, frames, h.labels) + 1e-9
+
+
+def test_a_wider_beam_gives_no_sequence_less():
+    model, frames = transducer(3, 4), frames_of(6)
+    narrow, wide = (search(model, frames, beam_width=w, n_best=w) for w in (4, 400))
+    log_prob = {h.labels: h.log_prob for h in wide}
+    assert all(log_prob[h.labels] >= h.log_prob - 1e-12 for h in narrow)
+
+
+# --- In batches as one by one -------------------------------------------------------------------
+
+
+def assert_same(found, expected, tolerance):
+    assert [h.labels for h in found] == [h.labels for h in expected]
+    for h, e in zip(found, expected, strict=True):
+        assert h.log_prob == pytest.approx(e.log_prob, abs=tolerance)
+        assert h.score == pytest.approx(e.score, abs=tolerance)
+        assert h.frames == e.frames
+
+
+@pytest.mark.filterwarnings(MET)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("width", [1, 2, 9, 60])
+@pytest.mark.parametrize("null, sharpness", [(1.0, 10.0), (-1.0, 4.0), (4.0, 30.0)])
+def test_batches_find_what_the_sequential_loop_finds(null, sharpness, width, seed, backend):
+    model = transducer(5, seed, null=null, sharpness=sharpness)
+    options = dict(beam_width=width, n_best=width, max_labels_per_frame=4)
+    expected = search(model, frames_of(10, seed), backend="reference", **options)
+    found = search(model, frames_of(10, seed), backend=backend, **options)
+    assert_same(found, expected, 1e-9)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wide_beam_in_float32_finds_what_the_sequential_loop_finds(backend):
+    model = transducer(9, 3, null=4.0, sharpness=8.0, hidden=20, double=False)
+    frames = frames_of(20, dtype=torch.float32)
+    options = dict(beam_width=300, n_best=300, with_timings=False)
+    expected = search(model, frames, backend="reference", **options)
+    assert_same(search(model, frames, backend=backend, **options), expected, 1e-5)
+
+
+@pytest.mark.filterwarnings(MET)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("num_layers", [2, 3])
+def test_prediction_networks_of_several_layers_are_searched_alike(num_layers, backend):
+    model = transducer(4, num_layers=num_layers)
+    options = dict(beam_width=25, n_best=25)
+    expected = search(model, frames_of(7), backend="reference", **options)
+    assert_same(search(model, frames_of(7), backend=backend, **options), expected, 1e-9)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("width", [1, 4, 7, 30])
+def test_equally_probable_hypotheses_stand_in_the_order_of_their_labels(width, backend):
+    model = transducer(3, null=0.0)
+    with torch.no_grad():
+        for network in (model.prediction_network, model.transcription_network):
+            for weights in network.output.parameters():
+                weights.zero_()
+    options = dict(beam_width=width, n_best=width, max_labels_per_frame=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = search(model, frames_of(3), backend="reference", **options)
+        found = search(model, frames_of(3), backend=backend, **options)
+    assert_same(found, expected, 1e-9)
+    keys = [(-round(h.score, 9), h.labels) for h in found]
+    assert keys == sorted(keys)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_outputs_that_disagree_by_a_thousand_nats_are_exact(backend):
+    model = transducer(3, sharpness=20000.0, null=0.0)
+    frames = frames_of(4)
+    options = dict(beam_width=12, n_best=12, max_labels_per_frame=3, with_timings=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = search(model, frames, backend="reference", **options)
+        found = search(model, frames, backend=backend, **options)
+    assert min(h.log_prob for h in expected) < -1000
+    for h, e in zip(found, expected, strict=True):
+        assert h.labels == e.labels
+        assert h.log_prob == pytest.approx(e.log_prob, rel=1e-9)
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_an_impossible_label_is_in_no_hypothesis(backend):
+    model = transducer(3)
+    with torch.no_grad():
+        model.prediction_network.output.bias[2] = -torch.inf
+    found = search(model, frames_of(5), beam_width=20, n_best=20, backend=backend)
+    assert found and all(2 not in h.labels for h in found)
+    assert all(math.isfinite(h.log_prob) for h in found)
+
+
+@pytest.mark.filterwarnings(MET)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_where_null_is_impossible_there_is_no_hypothesis(backend):
+    model = transducer(3)
+    with torch.no_grad():
+        model.prediction_network.output.bias[NULL] = -torch.inf
+    options = dict(beam_width=5, max_labels_per_frame=3)
+    assert search(model, frames_of(3), backend=backend, **options) == []
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_each_prefix_is_stepped_to_once(backend):
+    model, stepped = transducer(4), []
+    f = model.transcription_network(frames_of(12))[0][0].detach()
+    searches = {"reference": reference_searches, "cpu": cpu.beam_searches}
+    if backend == "tensors":
+        from transduce.decoding.tensors import beam_searches
+
+        searches["tensors"] = beam_searches
+    (found,) = searches[backend](model.prediction_network, [f], 30, 20, lambda: None)
+    step = model.prediction_network.step
+    model.prediction_network.step = lambda *a: (stepped.append(a), step(*a))[1]
+    (again,) = reference_searches(model.prediction_network, [f], 30, 20, lambda: None)
+    assert again.num_prefixes == len(stepped)
+    assert found.num_prefixes >= again.num_prefixes  # batches look a little further
+    assert found.num_prefixes <= found.num_expanded
+    if backend == "reference":
+        assert found.num_prefixes == again.num_prefixes
+
+
+# --- Many, and few ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+@pytest.mark.parametrize("double", [True, False])
+def test_an_utterance_among_others_is_decoded_as_it_is_alone(double, backend):
+    model = transducer(6, hidden=33, null=3.0, double=double)
+    frames = torch.randn(5, 14, 4).to(next(model.parameters()).dtype)
+    num_frames = torch.tensor([14, 3, 9, 0, 1])
+    options = dict(beam_width=40, n_best=40, backend=backend)
+    together = beam_search(model, frames, num_frames, **options)
+    for b, n in enumerate(num_frames.tolist()):
+        (alone,) = beam_search(model, frames[b : b + 1, :n], num_frames[b : b + 1], **options)
+        assert together[b] == alone  # every number
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_result_does_not_depend_on_the_threads(threads, set_num_threads):
+    model = transducer(20, hidden=40, null=4.0, double=False)
+    f = model.transcription_network(frames_of(6, dtype=torch.float32))[0][0].detach()
+    weights = cpu.packed_weights(model.prediction_network)
+    set_num_threads(2)
+    one, other = (
+        cpu._beam_search(weights, f.double().numpy(), None, 3000, 20, n) for n in (2, threads)
+    )
+    assert one.num_prefixes == other.num_prefixes > 3000
+    assert (one.log_prob == other.log_prob).all()
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_no_frames_leave_the_empty_sequence(backend):
+    model = transducer()
+    for frames in (torch.empty(2, 0, 4).double(), torch.randn(2, 3, 4).double()):
+        found = beam_search(
+            model, frames, torch.tensor([0, 0]), beam_width=3, n_best=3, backend=backend
+        )
+        assert [[h.labels for h in one] for one in found] == [[()], [()]]
+        assert found[0][0].log_prob == 0
+    assert beam_search(model, torch.empty(0, 3, 4), torch.empty(0).long(), beam_width=3) == []
+
+
+@pytest.mark.filterwarnings(MET)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_one_frame_is_exact_for_all_that_it_finds(backend):
+    model, frames = transducer(3, 2), frames_of(1)
+    found = search(model, frames, beam_width=30, n_best=30, backend=backend)
+    assert len(found) == 30
+    for h in found:
+        assert h.log_prob == pytest.approx(exact_log_prob(model, frames, h.labels), abs=1e-9)
+        assert h.frames == (0,) * len(h.labels)
+
+
+@pytest.mark.filterwarnings(MET)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+@pytest.mark.parametrize("width", [1, 3, 50])
+def test_hypotheses_are_sorted_and_no_two_are_equal(width, backend):
+    model, frames = transducer(2, 5), frames_of(7)
+    for length_normalised in (True, False):
+        found = search(
+            model, frames, beam_width=width, n_best=width, backend=backend,
+            length_normalised=length_normalised,
+        )  # fmt: skip
+        assert len({h.labels for h in found}) == len(found) <= width
+        assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
+        for h in found:
+            length = max(1, len(h.labels)) if length_normalised else 1
+            assert h.score == pytest.approx(h.log_prob / length)
+        shorter = search(
+            model, frames, beam_width=width, n_best=1, backend=backend,
+            length_normalised=length_normalised,
+        )  # fmt: skip
+        assert shorter == found[:1]
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_a_bound_that_is_met_is_said_and_held(backend):
+    model = transducer(2, null=-40.0)  # null hardly ever: labels without end
+    with pytest.warns(UserWarning, match="= 5 was met in 1 of the 1 frames of item 0;"):
+        found = search(
+            model, frames_of(1), beam_width=99, n_best=99, max_labels_per_frame=5, backend=backend
+        )
+    assert len(found) == sum(2**n for n in range(6))
+    assert max(len(h.labels) for h in found) == 5
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_a_bound_that_is_not_met_is_not_mentioned(backend):
+    model = transducer(3, null=6.0, sharpness=3.0)
+    assert search(model, frames_of(5), beam_width=3, backend=backend)  # warnings are errors
+
+
+def test_dropout_sleeps_while_decoding_and_wakes_after():
+    model = transducer(num_layers=2)
+    model.transcription_network.dropout = model.prediction_network.lstm.dropout = 0.9
+    model.train()
+    first, second = (search(model, frames_of(5), beam_width=3, backend=b) for b in ALL_BACKENDS[:2])
+    assert_same(second, first, 1e-9)
+    assert all(module.training for module in model.modules())
+
+
+# --- Greedily -----------------------------------------------------------------------------------
+
+
+def test_the_greedy_search_takes_the_most_probable_output_at_every_node():
+    model = transducer(4, null=2.0)
+    frames = torch.randn(3, 9, 4).double()
+    num_frames = torch.tensor([9, 4, 0])
+    for b, h in enumerate(greedy_search(model, frames, num_frames)):
+        g, state = model.prediction_network.step(torch.tensor([NULL]))
+        labels, times, log_prob = [], [], 0.0
+        n = int(num_frames[b])
+        f = model.transcription_network(frames[b : b + 1, :n])[0][0] if n else []
+        for t in range(n):
+            while True:
+                best, k = (f[t] + g[0]).log_softmax(0).max(0)
+                log_prob += float(best)
+                if k == NULL:
+                    break
+                labels.append(int(k))
+                times.append(t)
+                g, state = model.prediction_network.step(k[None], state)
+        assert (h.labels, h.frames) == (tuple(labels), tuple(times))
+        assert h.log_prob == pytest.approx(log_prob)
+        assert h.score == pytest.approx(log_prob / max(1, len(labels)))
+
+
+def test_the_greedy_search_decodes_an_utterance_as_it_does_alone():
+    model = transducer(4, null=1.0)
+    frames, num_frames = torch.randn(4, 9, 4).double(), torch.tensor([9, 4, 0, 1])
+    for b, h in enumerate(greedy_search(model, frames, num_frames)):
+        (alone,) = greedy_search(model, frames[b : b + 1], num_frames[b : b + 1])
+        assert (h.labels, h.frames) == (alone.labels, alone.frames)
+        assert h.log_prob == pytest.approx(alone.log_prob)
+    assert greedy_search(model, torch.empty(0, 3, 4), torch.empty(0).long()) == []
+
+
+def test_the_greedy_search_stops_at_its_bound():
+    model = transducer(2, null=-40.0)
+    (h,) = greedy_search(model, frames_of(3), torch.tensor([3]), max_labels_per_frame=4)
+    assert h.frames == (0,) * 4 + (1,) * 4 + (2,) * 4
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_where_one_path_is_certain_all_searches_agree(backend):
+    model = transducer(4, 6, sharpness=400.0, null=60.0)
+    frames = frames_of(6)
+    (greedy,) = greedy_search(model, frames, torch.tensor([6]))
+    for width in (1, 8):
+        best = search(model, frames, beam_width=width, length_normalised=False, backend=backend)[0]
+        assert best.labels == greedy.labels
+        assert best.log_prob >= greedy.log_prob - 1e-9
+
+
+# --- When ---------------------------------------------------------------------------------------
+
+
+def lattice(model, frames, labels):
+    f = model.transcription_network(frames)[0][0].detach()
+    y = torch.tensor(labels, dtype=torch.int64)
+    g = model.prediction_network(y[None])[0].detach()
+    return lattice_transitions(f, g, y)
+
+
+def test_timings_are_those_of_every_alignment_one_by_one():
+    model, frames, labels = transducer(3, 2), frames_of(5), (2, 1, 3)
+    log_null, log_label = lattice(model, frames, labels)
+    T, U = log_label.shape
+    emitted, total = torch.zeros(T, U).double(), 0.0
+    for times in product(range(T), repeat=U):
+        if list(times) != sorted(times):
+            continue
+        log_prob = sum(log_label[t, u] for u, t in enumerate(times))
+        for t in range(T):
+            log_prob = log_prob + log_null[t, sum(when <= t for when in times)]
+        total += float(log_prob.exp())
+        for u, t in enumerate(times):
+            emitted[t, u] += log_prob.exp()
+    emitted /= total
+    timings = label_timings(log_null, log_label)
+    assert [x.frame for x in timings] == best_alignment(log_null, log_label)[0]
+    for u, timing in enumerate(timings):
+        by = emitted[:, u].cumsum(0).tolist()
+        assert timing.start == next(t for t in range(T) if by[t] >= 0.05)
+        assert timing.end == next(t for t in range(T) if by[t] >= 0.95)
+        if_any = log_label[:, u].exp() / (1 - log_null[:, u].exp())
+        assert timing.confidence == pytest.approx(float((emitted[:, u] * if_any).sum()))
+
+
+def test_hypotheses_carry_the_timings_of_their_labels():
+    model, frames = transducer(3, 2), frames_of(6)
+    for h in search(model, frames, beam_width=8, n_best=8):
+        assert list(h.timings) == label_timings(*lattice(model, frames, h.labels))
+        assert h.frames == tuple(timing.frame for timing in h.timings)
+        assert all(0 <= x.start <= x.end < 6 and 0 <= x.confidence <= 1 for x in h.timings)
+    bare = search(model, frames, beam_width=8, n_best=8, with_timings=False)
+    assert all(h.frames == h.timings == () for h in bare)
+
+
+def test_a_certain_emission_has_one_frame_and_full_confidence():
+    log_null = torch.tensor([[0.0, -50.0], [-50.0, 0.0], [0.0, 0.0]])
+    log_label = torch.tensor([[-50.0], [0.0], [-50.0]])
+    (timing,) = label_timings(log_null, log_label)
+    assert timing[:3] == (1, 1, 1)
+    assert timing.confidence == pytest.approx(1.0)
+
+
+def test_labels_that_cannot_be_emitted_have_no_timings():
+    with pytest.raises(ValueError, match="cannot be emitted"):
+        label_timings(torch.zeros(2, 2), torch.full((2, 1), -torch.inf))
+
+
+# --- Fusion -------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings(MET)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_fusion_adds_the_weighted_log_probability_of_the_labels(backend):
+    model, frames = transducer(2), frames_of(3)
+    other = PredictionNetwork(2, 5, with_null=False).double()
+    options = dict(
+        beam_width=10**5, n_best=10**5, max_labels_per_frame=3, with_timings=False, backend=backend
+    )
+    plain = {h.labels: h.log_prob for h in search(model, frames, **options)}
+    fused = search(model, frames, fusion=other, fusion_weight=0.7, **options)
+    assert len(fused) == len(plain)
+    for h in fused:
+        labels = torch.tensor([h.labels], dtype=torch.int64)
+        log_pr = other(labels)[0, :-1].log_softmax(-1)
+        added = log_pr.gather(1, labels[0, :, None] - 1).sum()
+        assert h.log_prob == pytest.approx(plain[h.labels] + 0.7 * float(added), abs=1e-9)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["network", "n-gram"])
+def test_fused_batches_find_what_the_sequential_loop_finds(kind, backend):
+    model = transducer(4, null=2.0)
+    other = PredictionNetwork(4, 6, with_null=False).double()
+    if kind == "n-gram":
+        other = NGram(3, 4, [[1, 2, 3, 1, 2, 4], [2, 2], [3, 1, 2]])
+    options = dict(beam_width=20, n_best=20, fusion=other, fusion_weight=1.5)
+    expected = search(model, frames_of(8), backend="reference", **options)
+    assert_same(search(model, frames_of(8), backend=backend, **options), expected, 1e-9)
+    assert expected != search(model, frames_of(8), beam_width=20, n_best=20, backend="reference")
+
+
+def test_a_weight_of_nothing_is_no_fusion():
+    model, options = transducer(), dict(beam_width=5, n_best=5)
+    fused = search(model, frames_of(6), fusion=NGram(2, 3, [[1]]), **options)
+    assert fused == search(model, frames_of(6), **options)
+
+
+def test_an_n_gram_is_a_distribution_that_prefers_what_it_saw():
+    model = NGram(3, 5, [[1, 2, 3], [1, 2, 3, 4], [2, 3]])
+    state = model.start()
+    for label in (1, 2, 5, 1, 2):
+        log_probs = torch.tensor(model.log_probs(state))
+        assert_close(log_probs.logsumexp(0), torch.tensor(0.0), atol=1e-6, rtol=0)
+        state = model.advance(state, label)
+    assert state == (1, 2)
+    # Witten and Bell by hand: 2 of 3 for the trigram, 3 of 4 for the bigram, and so on.
+    one = (3 + 4 * 1 / 5) / (9 + 4)
+    two = (3 + 1 * one) / (3 + 1)
+    assert math.exp(model.log_probs(state)[2]) == pytest.approx((2 + 1 * two) / (2 + 1))
+
+
+class _Improbable:
+    def __init__(self, log_probs):
+        self.rows = log_probs
+
+    def start(self):
+        return None
+
+    def advance(self, state, label):
+        return None
+
+    def log_probs(self, state):
+        return self.rows
+
+
+# --- What is wrong is said ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(beam_width=0), "beam_width must be at least 1, not 0"),
+        (dict(beam_width=2, n_best=3), "n_best must be between 1 and the beam_width, 2, not 3"),
+        (dict(beam_width=2, n_best=0), "n_best"),
+        (dict(beam_width=2, max_labels_per_frame=0), "max_labels_per_frame"),
+        (dict(beam_width=2, fusion_weight=0.5), "there is no fusion"),
+        (dict(beam_width=2, fusion_weight=-1.0, fusion=NGram(1, 3, [])), "negative"),
+        (dict(beam_width=2, fusion_weight=1, fusion=PredictionNetwork(3)), "with_null=False"),
+        (dict(beam_width=2, fusion_weight=1, fusion=NGram(1, 4, [[4]])), "the 3 labels"),
+        (dict(beam_width=2, fusion_weight=1, fusion=_Improbable([0.0, 0.1, 0.0])), "more than 0"),
+        (dict(beam_width=2, backend="gpu"), "backend must be auto, reference, cpu or tensors"),
+        (dict(beam_width=2, num_frames=torch.tensor([9])), r"num_frames\[0\] must be between 0"),
+        (dict(beam_width=2, num_frames=torch.tensor([2, 2])), r"num_frames must be integers \[B\]"),
+        (dict(beam_width=2, num_frames=torch.tensor([2.0])), "num_frames must be integers"),
+        (dict(beam_width=2, frames=torch.zeros(3)), "frames must be"),
+        (dict(beam_width=2, frames=torch.full((1, 3, 4), torch.nan).double()), "item 0 at 0"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(options, words):
+    arguments = {"frames": frames_of(3), "num_frames": torch.tensor([3])} | options
+    with pytest.raises(ValueError, match=words):
+        beam_search(transducer(), **arguments)
+
+
+def test_an_n_gram_of_no_labels_is_refused():
+    with pytest.raises(ValueError, match="order"):
+        NGram(0, 3, [])
+    assert FusedScores(NGram(1, 3, [[1]]), 2.0, 3).extend([-1], [NULL]).shape == (1, 4)
