@@ -28,6 +28,7 @@ wheel: .venv/installed
 bench: .venv/installed
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/lstm.py
+	$(BIN)/python benchmarks/decode.py
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -1,4 +1,4 @@
-"""The losses, the parts and the LSTM on a GPU, held against the reference like any backend's."""
+"""The losses, the parts, the LSTM and the search on a GPU, against the reference like any backend's."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ from lstms import problem, results
 from torch.testing import assert_close
 
 import transduce
-from transduce import PeepholeLSTM, Transducer, rnnt_loss, transducer_loss
+from transduce import PeepholeLSTM, Transducer, beam_search, rnnt_loss, transducer_loss
 
 pytestmark = [
     pytest.mark.gpu,
@@ -442,3 +442,23 @@ def test_a_second_gpu_computes_the_same_while_the_first_is_current():
         tensors = [t.to(device) for t in (f, g, *rest)]
         found[device] = transducer_loss(*tensors).cpu(), model.to(device)(x.to(device))[0].cpu()
     assert_same_bits(found["cuda:1"], found["cuda:0"])
+
+
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")
+@pytest.mark.parametrize("width", [1, 7, 200])
+def test_the_search_finds_what_the_sequential_loop_finds_on_the_cpu(width):
+    torch.manual_seed(width)
+    model = Transducer(4, 6, 20, backend="reference").double()
+    with torch.no_grad():
+        for network in (model.prediction_network, model.transcription_network):
+            network.output.weight *= 10
+        model.transcription_network.output.bias[0] += 2
+    frames, num_frames = torch.randn(3, 12, 4).double(), torch.tensor([12, 0, 5])
+    options = {"beam_width": width, "n_best": width}
+    expected = beam_search(model, frames, num_frames, backend="reference", **options)
+    found = beam_search(model.cuda(), frames.cuda(), num_frames.cuda(), **options)
+    for one, other in zip(found, expected, strict=True):
+        assert [h.labels for h in one] == [h.labels for h in other]
+        for h, e in zip(one, other, strict=True):
+            assert h.log_prob == pytest.approx(e.log_prob, abs=1e-9)
+            assert h.frames == e.frames

@@ -106,12 +106,14 @@ else:
 
 def test_the_readme_runs():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     namespace = {}
     for block in blocks:
         exec(block, namespace)
     assert namespace["loss"].shape == (4,)
     assert len(namespace["frames_of_labels"]) == namespace["labels"].shape[1]
+    assert [len(found) for found in namespace["hypotheses"]] == [5, 5, 5, 5]
+    assert len(namespace["best"].frames) == len(namespace["best"].labels)
 
 
 def test_the_readme_draws_the_tree_as_it_is():

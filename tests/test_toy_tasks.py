@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from transduce import Transducer, transducer_loss
-from transduce.decoding import greedy_search
+from transduce import Transducer, beam_search, greedy_search, transducer_loss
 from transduce.demo import pad, roman
 
 NUM_SYMBOLS = 6
@@ -25,6 +24,7 @@ def pairs(count, task, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")  # of improbable hypotheses in the beam
 @pytest.mark.parametrize("name", TASKS)
 def test_a_small_transducer_learns_to(name):
     torch.manual_seed(0)
@@ -44,6 +44,8 @@ def test_a_small_transducer_learns_to(name):
     found = greedy_search(model, *pad(inputs))
     right = sum(list(h.labels) == y for h, y in zip(found, outputs, strict=True))
     assert right >= 90
+    searched = beam_search(model, *pad(inputs), beam_width=10)
+    assert sum(list(best.labels) == y for (best,), y in zip(searched, outputs, strict=True)) >= 90
     for hypothesis, x in zip(found, inputs, strict=True):
         assert len(hypothesis.frames) == len(hypothesis.labels)
         assert list(hypothesis.frames) == sorted(hypothesis.frames)

@@ -50,7 +50,7 @@ from transduce.networks import PredictionNetwork
 from transduce.simd.options import compiled
 from transduce.simd.threads import num_threads, team
 
-MIN_BATCH, MAX_BATCH = 8, 256  # hypotheses: W / 32, but for the narrowest and the widest
+MIN_BATCH, MAX_BATCH = 8, 256  # hypotheses: W / 16, but for the narrowest and the widest
 # The integers that a search keeps between calls, in Search.counts.
 NUM_PREFIXES, NUM_BATCH, FRAME, NUM_EXPANDED, NUM_BOUNDED = range(5)
 
@@ -107,7 +107,7 @@ def _beam_search(
     threads: int,
 ) -> Found:
     transcription = Transcription(np.ascontiguousarray(f), *exponentials(f))
-    batch_size = min(max(beam_width // 32, MIN_BATCH), MAX_BATCH)
+    batch_size = min(max(beam_width // 16, MIN_BATCH), MAX_BATCH)
     search = new_search(weights, f.shape[1], batch_size, fused is not None)
     teams = team(1), team(threads)
     step_new(0, 1, weights, search.prefixes, teams)

@@ -1,0 +1,139 @@
+"""The beam search beside the plain sequential Algorithm 1, at the paper's sizes.
+
+One utterance, T 304, K 39, prediction LSTM of 128, from its transcription vectors to B after the
+last frame. The weights are random and the outputs scaled, so that the beam stays full and about a
+quarter more hypotheses are expanded than it holds: 1.5 million at a width of 4000. Run it as
+`python benchmarks/decode.py`; with `--device cuda` on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from measure import extra_megabytes, machine, show
+from torch import Tensor
+
+from transduce import NULL, Transducer
+from transduce.decoding import cpu, reference, tensors
+from transduce.decoding.hypothesis import Found
+from transduce.networks import PredictionNetwork
+
+T, K, HIDDEN = 304, 39, 128
+WIDTHS = (10, 100, 1000, 4000)
+REFERENCE_WIDTHS = (10, 100, 1000)  # what takes the sequential loop a minute or less
+Search = Callable[[PredictionNetwork, list[Tensor], int], list[Found]]
+
+
+def full_beam(device: str) -> tuple[PredictionNetwork, Tensor]:
+    """A prediction network and f [T, K+1] between which no few hypotheses win."""
+    torch.manual_seed(0)
+    backend = "auto" if device == "cpu" else "reference"
+    network = Transducer(26, K, HIDDEN, backend=backend).prediction_network
+    f = 2 * torch.randn(T, K + 1)
+    f[:, NULL] += 8
+    with torch.no_grad():
+        network.output.weight *= 3
+    return network.to(device), f.to(device)
+
+
+def search_with(module: object) -> Search:
+    def search(network: PredictionNetwork, utterances: list[Tensor], width: int) -> list[Found]:
+        found: list[Found] = module.beam_searches(network, utterances, width, 20, lambda: None)  # type: ignore[attr-defined]
+        if utterances[0].is_cuda:
+            torch.cuda.synchronize()
+        return found
+
+    return search
+
+
+def seconds(call: Callable[[], object], most: float = 15.0) -> float:
+    """The median of up to five calls, after one that warms up if it is short."""
+    start = time.perf_counter()
+    call()
+    times = [time.perf_counter() - start]
+    if times[0] > most:
+        return times[0]
+    while len(times) < 6 and sum(times) < most:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return median(times[1:] or times)
+
+
+def torchaudio_search(network: PredictionNetwork) -> Search | None:
+    """torchaudio's beam search over the same two networks, where it can be imported."""
+    try:
+        models = importlib.import_module("torchaudio.models")
+    except (ImportError, OSError) as error:
+        print(f"torchaudio is not here: {str(error).splitlines()[0]}", file=sys.stderr)
+        return None
+
+    class Joint(torch.nn.Module):
+        """What RNNTBeamSearch calls, with null last as it is there by default."""
+
+        def predict(self, y: Tensor, lengths: Tensor, state: list[list[Tensor]] | None):  # type: ignore[no-untyped-def]
+            labels = torch.where(y[:, 0] == K, NULL, y[:, 0] + 1)
+            before = None if state is None else (state[0][0], state[0][1])
+            g, after = network.step(labels, before)
+            return g[:, None], lengths, [[*after]]
+
+        def join(self, f: Tensor, f_lengths: Tensor, g: Tensor, g_lengths: Tensor):  # type: ignore[no-untyped-def]
+            outputs = (f[:, :, None] + g[:, None]).roll(-1, -1)
+            return outputs, f_lengths, g_lengths
+
+    searcher = models.RNNTBeamSearch(Joint(), blank=K)
+
+    def search(_: PredictionNetwork, utterances: list[Tensor], width: int) -> list[Found]:
+        for f in utterances:
+            searcher._search(f[None], None, width)
+        return []
+
+    return search
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    device = parser.parse_args().device
+    print(machine() + (f", {torch.cuda.get_device_name()}" if device != "cpu" else ""))
+    network, f = full_beam(device)
+    ours = "beam_search" if device == "cpu" else "beam_search, on the GPU"
+    contenders = {ours: (search_with(cpu if device == "cpu" else tensors), WIDTHS)}
+    if device == "cpu":
+        contenders["plain sequential Algorithm 1"] = search_with(reference), REFERENCE_WIDTHS
+        if (peer := torchaudio_search(network)) is not None:
+            contenders["torchaudio"] = peer, (10,)
+    rows = []
+    with torch.no_grad():
+        for name, (search, widths) in contenders.items():
+            for width in widths:
+
+                def call(search: Search = search, width: int = width) -> list[Found]:
+                    return search(network, [f], width)
+
+                time_taken = seconds(call)
+                found = next(iter(call()), None) if time_taken < 15 else None
+                memory = extra_megabytes(call) if name == ours and device == "cpu" else None
+                rows.append(
+                    [
+                        name,
+                        str(width),
+                        f"{time_taken:.3f}",
+                        "" if memory is None else f"{memory:.0f}",
+                        "" if found is None else f"{found.num_expanded:,}",
+                        "" if found is None else f"{found.num_prefixes:,}",
+                    ]
+                )
+                print(*rows[-1], file=sys.stderr, flush=True)
+    columns = ["contender", "W", "seconds", "MB", "hypotheses expanded", "prefixes stepped to"]
+    show(f"One utterance: T {T}, K {K}, prediction LSTM of {HIDDEN}", columns, rows)
+
+
+if __name__ == "__main__":
+    main()
