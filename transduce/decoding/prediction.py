@@ -26,7 +26,9 @@ class Weights(NamedTuple):
     """A prediction network of L layers, each gate's columns padded to `wide`, whole vectors."""
 
     inputs: np.ndarray  # [K+1, 4 wide], what label k adds to the first layer's sums, null nothing
-    below: np.ndarray  # [L, 4 wide x H], packed; what the layer below adds, and nothing for l = 0
+    below: (
+        np.ndarray
+    )  # [L, 4 wide x H], packed; what the layer below adds, and nothing for the first
     hidden: np.ndarray  # [L, 4 wide x H], packed
     biases: np.ndarray  # [L, 4 wide]
     peepholes: np.ndarray  # [L, 3, H]
@@ -54,18 +56,18 @@ def packed_weights(network: PredictionNetwork) -> Weights:
         output_biases=np.zeros(_whole_vectors(network.output.out_features), kind),
     )
     layers = cast(Iterable[Any], network.lstm.layers)
-    for l, layer in enumerate(layers):  # noqa: E741
+    for i, layer in enumerate(layers):
         inputs, hidden, peepholes, biases = (array(w)[0] for w in layer.weights())
-        weights.peepholes[l] = peepholes
+        weights.peepholes[i] = peepholes
         for gate in range(4):
             here, there = slice(gate * H, (gate + 1) * H), slice(gate * wide, gate * wide + H)
             panels = slice(gate * wide * H, (gate + 1) * wide * H)
-            weights.biases[l, there] = biases[here]
-            pack(hidden[here].T, wide, weights.hidden[l, panels])
-            if l == 0:
+            weights.biases[i, there] = biases[here]
+            pack(hidden[here].T, wide, weights.hidden[i, panels])
+            if i == 0:
                 weights.inputs[1:, there] = inputs[here].T
             else:
-                pack(inputs[here].T, wide, weights.below[l, panels])
+                pack(inputs[here].T, wide, weights.below[i, panels])
     pack(array(network.output.weight).T, weights.output_biases.size, weights.output)
     weights.output_biases[: network.output.out_features] = array(network.output.bias)
     return weights
@@ -89,25 +91,25 @@ def step_prefixes(first, last, weights, parent, label, h, s, g):
     h_block, h_below = np.empty((BLOCK, H), h.dtype), np.empty((BLOCK, H), h.dtype)
     for start in range(first, last, BLOCK):
         rows = min(BLOCK, last - start)
-        for l in range(L):  # noqa: E741
+        for i in range(L):
             for r in range(rows):
                 node = start + r
                 if node > 0:
-                    h_block[r] = h[parent[node], l]
-                    s[node, l] = s[parent[node], l]
+                    h_block[r] = h[parent[node], i]
+                    s[node, i] = s[parent[node], i]
                 else:
                     h_block[r] = 0
-                    s[node, l] = 0
-                sums[r] = weights.biases[l]
-                if l == 0:
+                    s[node, i] = 0
+                sums[r] = weights.biases[i]
+                if i == 0:
                     sums[r] += weights.inputs[label[node]]
-            if l > 0:
-                multiply_packed(h_below, rows, weights.below[l], 4 * wide, sums, True)
-            multiply_packed(h_block, rows, weights.hidden[l], 4 * wide, sums, True)
+            if i > 0:
+                multiply_packed(h_below, rows, weights.below[i], 4 * wide, sums, True)
+            multiply_packed(h_block, rows, weights.hidden[i], 4 * wide, sums, True)
             for r in range(rows):
                 node = start + r
-                step(H, wide, sums[r], weights.peepholes[l], h_block[r], s[node, l], gates)
-                h[node, l] = h_block[r]
+                step(H, wide, sums[r], weights.peepholes[i], h_block[r], s[node, i], gates)
+                h[node, i] = h_block[r]
             h_block, h_below = h_below, h_block
         for r in range(rows):
             outputs[r] = weights.output_biases

@@ -154,12 +154,12 @@ def transcribe(model: Transducer, frames: Tensor, num_frames: Tensor) -> list[Te
             f"num_frames must be integers [B] = [{B}], not {num_frames.dtype} "
             f"{list(num_frames.shape)}"
         )
-    none = model.prediction_network.output.weight.new_empty(0, model.prediction_network.num_labels)
+    weight = model.prediction_network.output.weight
     transcriptions = []
     for b, length in enumerate(num_frames.tolist()):
         if not 0 <= length <= T:
             raise ValueError(f"num_frames[{b}] must be between 0 and {T}, not {length}")
-        f = torch.nn.functional.pad(none, (0, 1))
+        f = weight.new_empty(0, len(weight))
         if length > 0:
             f = model.transcription_network(frames[b : b + 1, :length])[0][0]
             bad = (f.isnan() | f.isposinf()).any(1).nonzero()

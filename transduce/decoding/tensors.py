@@ -71,15 +71,15 @@ class _Prefixes:
             self.child[parent, label] = nodes.int()
         x = self.inputs[label]
         layers = cast(Iterable[Any], self.network.lstm.layers)
-        for l, layer in enumerate(layers):  # noqa: E741
+        for n, layer in enumerate(layers):
             inputs, hidden, peepholes, biases = (weights[0] for weights in layer.weights())
             h, s = (
-                torch.zeros_like(part[new, l]) if root else part[parent, l]
+                torch.zeros_like(part[new, n]) if root else part[parent, n]
                 for part in (self.h, self.s)
             )
-            i = (x if l == 0 else x @ inputs.T) + biases
-            x, self.s[new, l] = step(i, h, s, hidden, peepholes)  # Eqs. 4-8
-            self.h[new, l] = x
+            i = (x if n == 0 else x @ inputs.T) + biases
+            x, self.s[new, n] = step(i, h, s, hidden, peepholes)  # Eqs. 4-8
+            self.h[new, n] = x
         self.g[new] = self.network.output(x).double()  # Eq. 3
         if self.fused:
             rows = self.fused.extend(parent.tolist(), label.tolist())
