@@ -3,24 +3,23 @@
 One utterance, T 304, K 39, prediction LSTM of 128, from its transcription vectors to B after the
 last frame. The weights are random and the outputs scaled, so that the beam stays full and about a
 quarter more hypotheses are expanded than it holds: 1.5 million at a width of 4000. Run it as
-`python benchmarks/decode.py`; with `--device cuda` on a GPU.
+`python benchmarks/decode.py`.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from statistics import median
 
 import torch
-from measure import extra_megabytes, machine, show
+from measure import DEVICE, extra_megabytes, machine, show
 from torch import Tensor
 
 from transduce import NULL, Transducer
-from transduce.decoding import cpu, reference, tensors
+from transduce.decoding import reference
 from transduce.decoding.hypothesis import Found
 from transduce.networks import PredictionNetwork
 
@@ -30,16 +29,15 @@ REFERENCE_WIDTHS = (10, 100, 1000)  # what takes the sequential loop a minute or
 Search = Callable[[PredictionNetwork, list[Tensor], int], list[Found]]
 
 
-def full_beam(device: str) -> tuple[PredictionNetwork, Tensor]:
+def full_beam() -> tuple[PredictionNetwork, Tensor]:
     """A prediction network and f [T, K+1] between which no few hypotheses win."""
     torch.manual_seed(0)
-    backend = "auto" if device == "cpu" else "reference"
-    network = Transducer(26, K, HIDDEN, backend=backend).prediction_network
+    network = Transducer(26, K, HIDDEN).prediction_network
     f = 2 * torch.randn(T, K + 1)
     f[:, NULL] += 8
     with torch.no_grad():
         network.output.weight *= 3
-    return network.to(device), f.to(device)
+    return network.to(DEVICE), f.to(DEVICE)
 
 
 def search_with(module: object) -> Search:
@@ -69,7 +67,7 @@ def seconds(call: Callable[[], object], most: float = 15.0) -> float:
 def torchaudio_search(network: PredictionNetwork) -> Search | None:
     """torchaudio's beam search over the same two networks, where it can be imported."""
     try:
-        models = importlib.import_module("torchaudio.models")
+        models = import_module("torchaudio.models")
     except (ImportError, OSError) as error:
         print(f"torchaudio is not here: {str(error).splitlines()[0]}", file=sys.stderr)
         return None
@@ -98,14 +96,12 @@ def torchaudio_search(network: PredictionNetwork) -> Search | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cpu")
-    device = parser.parse_args().device
-    print(machine() + (f", {torch.cuda.get_device_name()}" if device != "cpu" else ""))
-    network, f = full_beam(device)
-    ours = "beam_search" if device == "cpu" else "beam_search, on the GPU"
-    contenders = {ours: (search_with(cpu if device == "cpu" else tensors), WIDTHS)}
-    if device == "cpu":
+    print(machine())
+    network, f = full_beam()
+    ours = "beam_search" if DEVICE == "cpu" else "beam_search, on the GPU"
+    backend = import_module(f"transduce.decoding.{'cpu' if DEVICE == 'cpu' else 'tensors'}")
+    contenders = {ours: (search_with(backend), WIDTHS)}
+    if DEVICE == "cpu":
         contenders["plain sequential Algorithm 1"] = search_with(reference), REFERENCE_WIDTHS
         if (peer := torchaudio_search(network)) is not None:
             contenders["torchaudio"] = peer, (10,)
@@ -119,7 +115,7 @@ def main() -> None:
 
                 time_taken = seconds(call)
                 found = next(iter(call()), None) if time_taken < 15 else None
-                memory = extra_megabytes(call) if name == ours and device == "cpu" else None
+                memory = extra_megabytes(call) if name == ours else None
                 rows.append(
                     [
                         name,
