@@ -1,4 +1,4 @@
-"""The losses, the parts, the LSTM and the search on a GPU, against the reference like any backend's."""
+"""The losses, the parts, the LSTM and the search on a GPU, held against the reference."""
 
 import os
 import subprocess
