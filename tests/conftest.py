@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 # Threads that wait asleep leave the cores to the other jobs of a busy machine. Before PyTorch is
 # imported, because its OpenMP reads this once.
@@ -22,3 +23,12 @@ def empty_is_nan():
     torch.use_deterministic_algorithms(True)  # the switch that does this, among other things
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def corpora():
+    """The folder of the real corpora, which the project does not carry."""
+    folder = Path(__file__).parent.parent.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"there are no corpora in {folder}")
+    return folder

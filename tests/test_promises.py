@@ -12,7 +12,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "transduce"
 # From the top of the tree down; a folder's files stand where it stands, its doors last.
 ORDER = [
-    *("alphabet", "simd.options", "simd.threads", "simd.functions", "simd.products"),
+    "alphabet",
+    *("data.pairs", "data.manifest", "data.timit", "data.dictionaries", "data.batches", "data"),
+    "features",
+    *("simd.options", "simd.threads", "simd.functions", "simd.products"),
     *("backends", "nvrtc"),
     *("lstm.reference", "lstm.cpu", "lstm.triton_kernels", "lstm.layer", "networks"),
     *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
@@ -28,7 +31,7 @@ ORDER = [
         "decoding.search",
         "decoding",
     ),
-    *("demo", "cli"),
+    *("evaluation", "demo", "cli"),
 ]
 
 

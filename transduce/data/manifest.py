@@ -1,0 +1,148 @@
+"""Manifests: files that list pairs, one a line.
+
+JSONL, for audio and features: `{"audio_filepath": "a.flac", "duration": 2.1, "text": "a cat"}`,
+paths relative to the manifest, any field the target by its name. TSV, for text to text: source,
+tab, target. And plain lines of text, which are targets or sources alone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transduce.data.pairs import (
+    Audio,
+    DataError,
+    Frames,
+    Notation,
+    Origin,
+    Pair,
+    Symbols,
+    read_lines,
+    skipping,
+)
+
+
+def read_manifest(
+    path: Path,
+    notation: Notation | None,
+    target: str = "text",
+    skipped: list[DataError] | None = None,
+) -> list[Pair]:
+    """The pairs of a JSONL manifest, whose field `target` becomes symbols as `notation` says.
+
+    A line has `audio_filepath`, perhaps with `duration` and the `offset` at which it starts, in
+    seconds, or `features_filepath`, a .npy file of [T, D]. A target that is a list is taken as the
+    symbols. Without a notation targets are left empty, as when a manifest is to be transcribed.
+    The files must be there; they are not opened yet.
+    """
+    pairs = []
+    for origin, line in read_lines(path, skipped):
+        with skipping(skipped):
+            fields = _fields(origin, line)
+            source = _source(origin, fields)
+            symbols = _target(origin, fields, target, notation) if notation else ()
+            pairs.append(Pair(_name(source, fields), source, symbols, origin))
+    return pairs
+
+
+def read_tsv(
+    path: Path,
+    source: Notation,
+    target: Notation,
+    skipped: list[DataError] | None = None,
+) -> list[Pair]:
+    """The pairs of a file with a source, a tab and a target on every line.
+
+    More targets may follow, each after a tab; they are the pair's alternatives. A pair is named
+    after its source.
+    """
+    pairs = []
+    for origin, line in read_lines(path, skipped):
+        with skipping(skipped):
+            written, *targets = (column.strip() for column in line.split("\t"))
+            if not targets:
+                raise origin.error("there is no tab; write source, tab, target")
+            if not written:
+                raise origin.error("the source is empty; write it before the tab")
+            if not all(targets):
+                raise origin.error("the target is empty; write it after the tab")
+            first, *others = map(target.symbols, targets)
+            pairs.append(Pair(written, source.symbols(written), first, origin, tuple(others)))
+    return pairs
+
+
+def read_targets(
+    path: Path, notation: Notation, skipped: list[DataError] | None = None
+) -> list[Pair]:
+    """Target sequences without sources, one a line, such as a prediction network learns from."""
+    return [
+        Pair(str(origin.line), (), notation.symbols(line), origin)
+        for origin, line in read_lines(path, skipped)
+    ]
+
+
+def _fields(origin: Origin, line: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise origin.error(
+            f"this is not JSON ({error.msg} at column {error.colno}); write one object a line"
+        ) from None
+    if not isinstance(fields, dict):
+        raise origin.error('this is not a JSON object; write {"audio_filepath": ..., "text": ...}')
+    return fields
+
+
+def _source(origin: Origin, fields: dict[str, Any]) -> Audio | Frames:
+    keys = [key for key in ("audio_filepath", "features_filepath") if key in fields]
+    if len(keys) != 1:
+        raise origin.error(
+            f"there is {'both' if keys else 'neither'} audio_filepath "
+            f"{'and' if keys else 'nor'} features_filepath; give one of them"
+        )
+    if not isinstance(fields[keys[0]], str):
+        raise origin.error(f"{keys[0]} is {fields[keys[0]]!r}; it must be a path, in quotes")
+    path = origin.file.parent / Path(fields[keys[0]]).expanduser()
+    if not path.is_file():
+        raise origin.error(f"there is no file {path}; paths are relative to the manifest")
+    if keys == ["features_filepath"]:
+        return Frames(path)
+    duration, start = (_seconds(origin, fields, key) for key in ("duration", "offset"))
+    if start and duration is None:
+        raise origin.error("there is an offset but no duration; give both, in seconds")
+    return Audio(path, start or 0.0, duration)
+
+
+def _seconds(origin: Origin, fields: dict[str, Any], key: str) -> float | None:
+    value = fields.get(key)
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < float("inf"):
+        raise origin.error(f"{key} is {value!r}; it must be a number of seconds")
+    return float(value)
+
+
+def _target(origin: Origin, fields: dict[str, Any], target: str, notation: Notation) -> Symbols:
+    if target not in fields:
+        raise origin.error(
+            f"there is no field {target!r} for the target; the fields are {', '.join(fields)}"
+        )
+    value = fields[target]
+    if isinstance(value, list) and all(isinstance(symbol, str) for symbol in value):
+        symbols = tuple(value)
+    elif isinstance(value, str):
+        symbols = notation.symbols(value)
+    else:
+        raise origin.error(f"{target} is {value!r}; it must be text, or a list of symbols")
+    if not symbols:
+        raise origin.error(f"{target} is empty; transcribe it, or leave the line out")
+    return symbols
+
+
+def _name(source: Audio | Frames, fields: dict[str, Any]) -> str:
+    """The file's name, with the offset where files hold many pairs."""
+    start = f"@{source.start:g}" if isinstance(source, Audio) and fields.get("offset") else ""
+    return source.path.stem + start
