@@ -1,0 +1,197 @@
+"""TIMIT: the corpus of the paper's experiments, as its owners have it on disk.
+
+The folders are those of the LDC (`TRAIN/DR1/FCJF0/SA1.WAV`, in upper or lower case), of Kaggle
+(the same under `data`, with RIFF copies `SA1.WAV.wav`), or of the corpus sample
+(`dr1-fvmh0/sa1.wav`, without training and test sets).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.table import Table
+
+from transduce.data.pairs import Audio, DataError, Origin, Pair, Splits, skipping
+
+# fmt: off
+CORE_TEST_SPEAKERS = frozenset((
+    "mdab0", "mwbt0", "felc0", "mtas1", "mwew0", "fpas0", "mjmp0", "mlnt0", "fpkt0", "mlll0",
+    "mtls0", "fjlm0", "mbpm0", "mklt0", "fnlp0", "mcmj0", "mjdh0", "fmgd0", "mgrt0", "mnjm0",
+    "fdhc0", "mjln0", "mpam0", "fmld0",
+))
+PAPER_COUNTS = {"training": 3696 - 184, "validation": 184, "test": 192}
+
+# Lee and Hon (1989): TIMIT's labels, those of 48 that differ from them, and those of 39.
+PHONES = (
+    "aa", "ae", "ah", "ao", "aw", "ax", "ax-h", "axr", "ay", "b", "bcl", "ch", "d", "dcl", "dh",
+    "dx", "eh", "el", "em", "en", "eng", "epi", "er", "ey", "f", "g", "gcl", "h#", "hh", "hv",
+    "ih", "ix", "iy", "jh", "k", "kcl", "l", "m", "n", "ng", "nx", "ow", "oy", "p", "pau", "pcl",
+    "q", "r", "s", "sh", "t", "tcl", "th", "uh", "uw", "ux", "v", "w", "y", "z", "zh",
+)
+# fmt: on
+GLOTTAL_STOP = "q"  # is dropped
+TO_48 = {"ax-h": "ax", "axr": "er", "em": "m", "eng": "ng", "hv": "hh", "nx": "n", "ux": "uw"}
+TO_48 |= dict.fromkeys(("bcl", "dcl", "gcl"), "vcl") | dict.fromkeys(("kcl", "pcl", "tcl"), "cl")
+TO_48 |= {"h#": "sil", "pau": "sil"}
+TO_39 = {"ao": "aa", "ax": "ah", "el": "l", "en": "n", "ix": "ih", "zh": "sh"}
+TO_39 |= dict.fromkeys(("vcl", "cl", "epi"), "sil")
+
+PhoneSet = Literal[61, 48, 39]
+
+
+def fold(phones: Sequence[str], num_phones: PhoneSet = 39) -> tuple[str, ...]:
+    """TIMIT's labels in the set of 48 or 39, without glottal stops; 61 leaves them as they are."""
+    if num_phones not in (61, 48, 39):
+        raise ValueError(f"num_phones must be 61, 48 or 39, not {num_phones}")
+    if num_phones == 61:
+        return tuple(phones)
+    folded = (TO_48.get(phone, phone) for phone in phones if phone != GLOTTAL_STOP)
+    return tuple(TO_39.get(phone, phone) if num_phones == 39 else phone for phone in folded)
+
+
+@dataclass(frozen=True)
+class Timit(Splits):
+    """The paper's three sets, or, where files are missing, what there is of them."""
+
+    seed: int  # of the choice of the validation set
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {name: len(getattr(self, name)) for name in PAPER_COUNTS}
+
+    @property
+    def complete(self) -> bool:
+        return self.counts == PAPER_COUNTS
+
+    def table(self) -> Table:
+        """How many sentences there are, beside the paper's."""
+        title = "TIMIT" if self.complete else "a part of TIMIT, not to be compared with it"
+        table = Table("set", "sentences", "paper", title=f"{title} (validation seed {self.seed})")
+        for name, count in self.counts.items():
+            table.add_row(name, str(count), str(PAPER_COUNTS[name]))
+        return table
+
+
+def read_timit(
+    folder: Path,
+    num_phones: PhoneSet = 39,
+    seed: int = 0,
+    *,
+    partial: bool = False,
+    skipped: list[DataError] | None = None,
+) -> Timit:
+    """The paper's experiment: 3696 sentences, 184 of them for validation, and the core test set.
+
+    The dialect sentences (SA), which everyone reads, are left out. Anything but the whole corpus
+    is refused, unless `partial` says that it will not be called TIMIT. If none of the core test
+    speakers is there, as in the corpus sample, a quarter of the speakers is the test set.
+    """
+    sentences = [s for s in _sentences(folder) if not s.name.startswith("sa")]
+    if not sentences:
+        raise Origin(folder).error("there are no .phn files in it; give the folder of the corpus")
+    draw = random.Random(seed)
+    speakers = sorted({s.speaker for s in sentences})
+    no_core = partial and CORE_TEST_SPEAKERS.isdisjoint(speakers)
+    test_speakers = draw.sample(speakers, len(speakers) // 4) if no_core else CORE_TEST_SPEAKERS
+    training, test = [], []
+    for sentence in sentences:
+        with skipping(skipped):
+            if sentence.speaker in test_speakers:
+                test.append(sentence.pair(num_phones))
+            elif sentence.part != "test" or no_core:  # other test speakers are in neither set
+                training.append(sentence.pair(num_phones))
+    share = PAPER_COUNTS["validation"] / (PAPER_COUNTS["validation"] + PAPER_COUNTS["training"])
+    held_out = set(draw.sample(range(len(training)), round(len(training) * share)))
+    corpus = Timit(
+        tuple(pair for i, pair in enumerate(training) if i not in held_out),
+        tuple(training[i] for i in sorted(held_out)),
+        tuple(test),
+        seed,
+    )
+    if not corpus.complete and not partial:
+        found = ", ".join(f"{count} {name}" for name, count in corpus.counts.items())
+        wanted = ", ".join(f"{count} {name}" for name, count in PAPER_COUNTS.items())
+        raise Origin(folder).error(
+            f"this is not the whole of TIMIT, for it has {found} sentences where TIMIT has "
+            f"{wanted}; restore the missing files, or say that the corpus is partial"
+        )
+    return corpus
+
+
+@dataclass(frozen=True)
+class _Sentence:
+    """One recording: what its path says."""
+
+    phones_file: Path
+    audio_file: Path | None
+    part: str  # train, test, or neither
+    dialect: str
+    speaker: str
+    name: str
+
+    def pair(self, num_phones: PhoneSet) -> Pair:
+        origin = Origin(self.phones_file)
+        if self.audio_file is None:
+            raise origin.error("there is no .wav file beside it; restore the recording")
+        phones = fold(_read_phones(self.phones_file), num_phones)
+        if not phones:
+            raise origin.error("there are no phones in it; restore the file from the corpus")
+        name = f"{self.dialect}-{self.speaker}-{self.name}"
+        return Pair(name, Audio(self.audio_file), phones, origin)
+
+
+def _sentences(folder: Path) -> list[_Sentence]:
+    """All the recordings under the folder, in the order of their names."""
+    if not folder.is_dir():
+        raise Origin(folder).error("there is no such folder; give the folder of the corpus")
+    found: dict[tuple[str, str, str], _Sentence] = {}
+    for place, _, files in os.walk(folder, followlinks=True):
+        names = {file.lower(): Path(place, file) for file in files}
+        for name, path in names.items():
+            if not name.endswith(".phn"):
+                continue
+            stem = name.removesuffix(".phn")
+            # A RIFF copy for preference, because the original may be compressed.
+            audio = names.get(f"{stem}.wav.wav") or names.get(f"{stem}.wav")
+            part, dialect, speaker = _parse_folder(path, folder)
+            key = (dialect, speaker, stem)
+            if key in found:
+                raise Origin(path).error(
+                    f"the sentence is also in {found[key].phones_file}; give the folder of one copy"
+                )
+            found[key] = _Sentence(path, audio, part, *key)
+    return [found[key] for key in sorted(found)]
+
+
+def _parse_folder(path: Path, folder: Path) -> tuple[str, str, str]:
+    """The part of the corpus, the dialect and the speaker, from the folder a file is in."""
+    # The folder may itself be TRAIN, but what it lies in says nothing.
+    inside = path.absolute().relative_to(folder.absolute().parent).parent.as_posix().lower()
+    speaker = re.search(r"(?:^|/)(dr[1-8])[-/]([fm][a-z]{3}\d)$", inside)
+    if speaker is None:
+        raise Origin(path).error(
+            "its folder is not DR1/FCJF0 or dr1-fcjf0, a dialect and a speaker; "
+            "give the folder of the corpus as it was delivered"
+        )
+    part = re.search(r"(?:^|/)(train|test)/", inside)
+    return part[1] if part else "neither", speaker[1], speaker[2]
+
+
+def _read_phones(path: Path) -> list[str]:
+    """The third column: a phone lasts from one sample to another."""
+    phones = []
+    for number, line in enumerate(path.read_text("latin-1").splitlines(), start=1):
+        fields = line.split()
+        if fields and (len(fields) != 3 or fields[2] not in PHONES):
+            raise Origin(path, number).error(
+                f"{line.strip()!r} is not a beginning, an end and one of TIMIT's 61 phones; "
+                "restore the file from the corpus"
+            )
+        phones += fields[2:]
+    return phones
