@@ -1,0 +1,166 @@
+"""Batches: bounded, deterministic, shuffled; examples; the memory of a step."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transduce import Alphabet
+from transduce.data.batches import (
+    Batch,
+    Batches,
+    Example,
+    NetworkSizes,
+    frame_examples,
+    predicted_bytes,
+    text_examples,
+)
+from transduce.data.pairs import DataError, Origin, Pair, Symbols
+
+ROOT = Path(__file__).parent.parent
+
+
+def pair_of(source: Symbols, target: Symbols, line=1):
+    return Pair("".join(source), tuple(source), tuple(target), Origin(Path("a.tsv"), line))
+
+
+def example_of(T, U):
+    return Example(pair_of("x" * T, "y" * U), torch.zeros(T, 2), torch.ones(U, dtype=torch.int64))
+
+
+def random_examples(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 100, (count, 2), generator=generator).tolist()
+    return [example_of(T, U // 4) for T, U in lengths]
+
+
+lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 20)), min_size=1, max_size=40)
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths, st.integers(60 * 21, 9000), st.integers(0, 3), st.sampled_from([1, 2, 3]))
+def test_every_example_comes_once_and_no_batch_has_too_many_cells(sizes, max_cells, seed, pooling):
+    batches = Batches([example_of(*s) for s in sizes], max_cells, seed, pooling=pooling)
+    for order in (batches.epoch(0), batches.epoch(1), batches.in_order()):
+        assert sorted(i for batch in order for i in batch) == list(range(len(sizes)))
+        for batch in order:
+            B, T, U = batches.shape(batch)
+            assert B * -(-T // pooling) * (U + 1) <= max_cells
+
+
+def test_an_epoch_is_the_same_every_time_and_unlike_the_next():
+    examples = random_examples(200)
+    first, again = (Batches(examples, 10_000, seed=3) for _ in range(2))
+    assert first.epoch(5) == again.epoch(5)
+    assert first.epoch(5) != first.epoch(6)
+    assert first.epoch(5) != Batches(examples, 10_000, seed=4).epoch(5)
+    together = [{frozenset(batch) for batch in first.epoch(n)} for n in (5, 6)]
+    assert together[0] != together[1]  # not only in another order
+
+
+def test_batches_by_length_have_little_padding():
+    batches = Batches(random_examples(500), 10_000, seed=0)
+    cells = padded = 0
+    for batch in batches.epoch(0):
+        B, T, _ = batches.shape(batch)
+        padded += B * T
+        cells += sum(batches.examples[i].num_frames for i in batch)
+    assert cells / padded > 0.85
+
+
+def test_online_training_is_one_sequence_a_step_in_random_order():
+    batches = Batches(random_examples(50), 10_000, seed=0, max_sequences=1)
+    order = [i for (i,) in batches.epoch(0)]
+    assert sorted(order) == list(range(50))
+    sizes = [batches.sizes[i] for i in order]
+    assert sizes != sorted(sizes)
+
+
+def test_an_example_beyond_the_bound_is_named():
+    with pytest.raises(DataError, match=r"a\.tsv, line 1: x+ alone has 60 cells .* 50; raise"):
+        Batches([example_of(20, 2)], 50, seed=0)
+
+
+def test_a_batch_is_padded_with_zeros_and_knows_its_lengths():
+    examples = [
+        Example(pair_of("ab", "x"), torch.tensor([1, 2]), torch.tensor([3])),
+        Example(pair_of("c", "yz"), torch.tensor([4]), torch.tensor([5, 6])),
+    ]
+    (batch,) = Batches(examples, 100, seed=0).load([[0, 1]])
+    assert batch.frames.tolist() == [[1, 2], [4, 0]]
+    assert batch.labels.tolist() == [[3, 0], [5, 6]]
+    assert (batch.num_frames.tolist(), batch.num_labels.tolist()) == ([2, 1], [1, 2])
+    assert [pair.name for pair in batch.pairs] == ["ab", "c"]
+    assert len(batch.to("cpu")) == 2
+    frames = Batch.of([example_of(3, 0), example_of(5, 0)])
+    assert frames.frames.shape == (2, 5, 2)
+    assert frames.labels.shape == (2, 0)
+
+
+def test_text_becomes_ids_and_unseen_symbols_are_errors_or_null():
+    sources, targets = Alphabet("ab"), Alphabet("xy")
+    pairs = [pair_of("ab", "xy"), pair_of("ac", "x", 2), pair_of("b", "z", 3), pair_of("", "x", 4)]
+    with pytest.raises(DataError, match=r"a\.tsv, line 2: 'c', at position 1, is not among"):
+        text_examples(pairs, sources, targets)
+    skipped = []
+    (kept,) = text_examples(pairs, sources, targets, skipped=skipped)
+    assert (kept.frames.tolist(), kept.labels.tolist()) == ([1, 2], [1, 2])
+    assert len(skipped) == 3
+    asked = text_examples(pairs[:3], sources, None, unseen_as_null=True)
+    assert [example.frames.tolist() for example in asked] == [[1, 2], [1, 0], [2]]
+    assert asked[2].num_labels == 0
+
+
+def test_frames_are_normalised_and_unseen_targets_skipped():
+    frames = torch.ones(3, 2)
+    skipped = []
+    read = [(pair_of("a", "x"), frames), (pair_of("b", "q", 2), frames)]
+    (example,) = frame_examples(read, Alphabet("x"), lambda f: f - 1, skipped)
+    assert not example.frames.any()
+    assert "line 2: 'q'" in str(skipped[0])
+
+
+STEPS = """
+import json, sys
+sys.path.insert(0, "benchmarks")
+import torch
+from measure import extra_megabytes
+from transduce import Transducer, transducer_loss
+torch.set_num_threads(2)
+def step():
+    f, g, num_frames = model(frames, lengths[0], labels)
+    transducer_loss(f, g, labels, num_frames, lengths[1]).sum().backward()
+    model.zero_grad()
+for (B, T, U), options in json.loads(sys.argv[1]):
+    model = Transducer(26, 39, **options)
+    frames, labels = torch.randn(B, T, 26), torch.randint(1, 40, (B, U))
+    lengths = torch.full((B,), T), torch.full((B,), U)
+    print(extra_megabytes(step))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the process's memory is read as Linux has it")
+def test_a_step_takes_the_memory_that_was_predicted(set_num_threads):
+    set_num_threads(2)
+    steps = [
+        ((32, 400, 60), {}),
+        ((8, 400, 50), dict(hidden_size=256, num_layers=3, dropout=0.2)),
+        ((8, 400, 50), dict(hidden_size=256, num_layers=3, pooling=2)),
+    ]
+    command = [sys.executable, "-c", STEPS, json.dumps(steps)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    for (shape, options), measured in zip(steps, done.stdout.split(), strict=True):
+        predicted = predicted_bytes(shape, NetworkSizes(39, **options)) / 2**20
+        assert 0.75 < predicted / float(measured) < 1.25
+
+
+def test_a_gpu_has_all_the_lattices_at_once_and_the_cpu_one_a_thread(set_num_threads):
+    set_num_threads(1)
+    shape, sizes = (64, 1000, 200), NetworkSizes(39)
+    more = predicted_bytes(shape, sizes, "cuda") - predicted_bytes(shape, sizes)
+    assert more == 63 * 40 * 1201 * 201

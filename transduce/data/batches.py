@@ -1,0 +1,226 @@
+"""Examples in ids and frames, batches of them by length, and the memory that a step will take."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from transduce.alphabet import NULL, Alphabet
+from transduce.data.pairs import DataError, Pair, encode, skipping, source_symbols
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A pair as the networks see it."""
+
+    pair: Pair
+    frames: Tensor  # [T, D], or ids [T]
+    labels: Tensor  # [U], ids
+
+    @property
+    def num_frames(self) -> int:
+        return len(self.frames)
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Examples side by side, padded with zeros to the longest."""
+
+    pairs: tuple[Pair, ...]
+    frames: Tensor  # [B, T, D], or ids [B, T]
+    num_frames: Tensor  # [B]
+    labels: Tensor  # [B, U]
+    num_labels: Tensor  # [B]
+
+    @classmethod
+    def of(cls, examples: Sequence[Example]) -> Batch:
+        frames = pad_sequence([example.frames for example in examples], batch_first=True)
+        labels = pad_sequence([example.labels for example in examples], batch_first=True)
+        return cls(
+            tuple(example.pair for example in examples),
+            frames,
+            torch.tensor([example.num_frames for example in examples]),
+            labels,
+            torch.tensor([example.num_labels for example in examples]),
+        )
+
+    def to(self, device: torch.device | str) -> Batch:
+        tensors = (self.frames, self.num_frames, self.labels, self.num_labels)
+        return Batch(self.pairs, *(t.to(device, non_blocking=True) for t in tensors))
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+
+def text_examples(
+    pairs: Iterable[Pair],
+    sources: Alphabet,
+    targets: Alphabet | None,
+    *,
+    unseen_as_null: bool = False,
+    skipped: list[DataError] | None = None,
+) -> list[Example]:
+    """Pairs of symbols as ids. A symbol that an alphabet lacks is a DataError.
+
+    With `unseen_as_null` a source's is null, the vector of zeros, so that what a test set asks can
+    be answered. Without target alphabet there are no labels, as when targets are not known.
+    """
+    examples = []
+    for pair in pairs:
+        with skipping(skipped):
+            symbols = source_symbols(pair)
+            if unseen_as_null:
+                ids = [sources.encode([s])[0] if s in sources.symbols else NULL for s in symbols]
+            else:
+                ids = encode(pair, symbols, sources)
+            if not ids:
+                raise pair.origin.error("the source is empty; write it, or leave the line out")
+            examples.append(Example(pair, torch.tensor(ids), _labels(pair, targets)))
+    return examples
+
+
+def frame_examples(
+    read: Iterable[tuple[Pair, Tensor]],
+    targets: Alphabet | None,
+    normalise: Callable[[Tensor], Tensor],
+    skipped: list[DataError] | None = None,
+) -> list[Example]:
+    """Pairs with their frames, as `FrameReader.all` reads them, normalised as the model wants."""
+    examples = []
+    for pair, frames in read:
+        with skipping(skipped):
+            examples.append(Example(pair, normalise(frames), _labels(pair, targets)))
+    return examples
+
+
+def _labels(pair: Pair, targets: Alphabet | None) -> Tensor:
+    ids = [] if targets is None else encode(pair, pair.target, targets)
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+class Batches:
+    """Batches of examples about equally long, no batch with more than `max_cells` of padded
+    lattice: B x T x (U+1), T being that of the transcription. Epoch n of a seed is always the same.
+
+    Lengths are compared after a random stretch of up to `jitter`, so that an epoch's batches are
+    not those of the one before. `max_sequences=1` is the paper's online training, in random order.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        max_cells: int,
+        seed: int,
+        *,
+        max_sequences: int | None = None,
+        pooling: int = 1,
+        jitter: float = 0.1,
+    ) -> None:
+        self.examples, self.max_cells, self.seed = examples, max_cells, seed
+        self.max_sequences, self.jitter = max_sequences or len(examples), jitter
+        self.sizes = [(-(-e.num_frames // pooling), e.num_labels + 1) for e in examples]
+        for example, (T, U) in zip(examples, self.sizes, strict=True):
+            cells = T * U
+            if cells > max_cells:
+                raise example.pair.origin.error(
+                    f"{example.pair.name} alone has {cells} cells of lattice where a batch may "
+                    f"have {max_cells}; raise max_cells, or leave the line out"
+                )
+
+    def epoch(self, number: int) -> list[list[int]]:
+        """Which examples stand together, and in which order the batches come."""
+        draw = random.Random(f"{self.seed} {number}")
+        order = list(range(len(self.examples)))
+        if self.max_sequences > 1:
+            stretched = [
+                (T * (1 + self.jitter * draw.random()), U * (1 + self.jitter * draw.random()))
+                for T, U in self.sizes
+            ]
+            order.sort(key=stretched.__getitem__)
+        batches = self._filled(order)
+        draw.shuffle(batches)
+        return batches
+
+    def in_order(self) -> list[list[int]]:
+        """The same bound, by length, shortest first: for evaluation, where order is nothing."""
+        return self._filled(sorted(range(len(self.examples)), key=self.sizes.__getitem__))
+
+    def load(self, batches: Iterable[Sequence[int]]) -> Iterator[Batch]:
+        for batch in batches:
+            yield Batch.of([self.examples[i] for i in batch])
+
+    def shape(self, batch: Sequence[int]) -> tuple[int, int, int]:
+        """B, T, before pooling, and U of a batch, without padding it."""
+        inside = [self.examples[i] for i in batch]
+        return len(batch), max(e.num_frames for e in inside), max(e.num_labels for e in inside)
+
+    def _filled(self, order: Sequence[int]) -> list[list[int]]:
+        batches: list[list[int]] = []
+        T = U = 0
+        for i in order:
+            longest, most = max(T, self.sizes[i][0]), max(U, self.sizes[i][1])
+            fits = batches and longest * most * (len(batches[-1]) + 1) <= self.max_cells
+            if not fits or len(batches[-1]) == self.max_sequences:
+                batches.append([])
+                longest, most = self.sizes[i]
+            batches[-1].append(i)
+            T, U = longest, most
+        return batches
+
+
+# --- Memory -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NetworkSizes:
+    """What the memory of a training step depends on, beside the batch; as `Transducer` takes it."""
+
+    num_labels: int
+    hidden_size: int = 128
+    num_layers: int = 1
+    bidirectional: bool = True
+    dropout: float = 0.0
+    pooling: int = 1
+
+
+# Of the lattice: four float64 and two float32 arrays on the CPU; two and five on a GPU.
+BYTES_PER_CELL = 40
+
+
+def predicted_bytes(
+    shape: tuple[int, int, int],  # B, T, U, as `Batches.shape` gives them
+    sizes: NetworkSizes,
+    device: str = "cpu",
+) -> int:
+    """The memory that a step of a transducer takes beside the weights, at its greatest, in float32.
+
+    That is when the loss has its gradients and the last layer's are being computed: the lattice,
+    and every layer's gates, states and outputs, are then in memory at once.
+    """
+    B, T, U = shape
+    directions = 2 if sizes.bidirectional else 1
+    width, outputs = directions * sizes.hidden_size, sizes.num_labels + 1
+    pooled = -(-T // sizes.pooling)
+    upper = sizes.num_layers - 1
+    saved = 6 * width * (T + upper * pooled)  # four gates, the state, the output
+    saved += 6 * sizes.hidden_size * (U + 1)
+    if sizes.dropout:
+        saved += 2 * width * upper * pooled  # what is left, and which it was
+    if sizes.pooling > 1:
+        saved += width * (T + 2 * pooled)  # what is averaged, its sums, the averages
+    # The gradients of a layer's outputs, and of its inputs in each direction and summed.
+    passing = (width * T) if not upper else (2 + directions) * width * pooled
+    vectors = 3 * outputs * (pooled + U + 1)  # f and g, their gradients, and those in the making
+    # On the CPU each thread has one utterance's lattice, on a GPU there are all of them.
+    lattices = min(B, torch.get_num_threads()) if device == "cpu" else B
+    cells = lattices * (pooled + U + 1) * (U + 1)
+    return 4 * B * (saved + passing + vectors) + BYTES_PER_CELL * cells
