@@ -1,0 +1,66 @@
+"""How many times faster than real time features are, on one core.
+
+Sound files, or folders of them, may be given: `python benchmarks/features.py FOLDER`. Without
+them the sound is generated, and only features are computed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import machine, show
+
+from transduce.data.pairs import Audio, Origin, Pair
+from transduce.features import SPECTROGRAM, Features, FeatureSettings, FrameReader, read_wave
+
+RATE = 16_000
+SUFFIXES = {".wav", ".flac", ".opus", ".ogg"}
+
+
+def sound_files(arguments: list[str], limit: int) -> list[Path]:
+    paths = [p for a in map(Path, arguments) for p in (sorted(a.rglob("*")) if a.is_dir() else [a])]
+    return [path for path in paths if path.suffix.lower() in SUFFIXES][:limit]
+
+
+def speed(call: Callable[[], object], seconds: float) -> str:
+    """Seconds of sound for each second of the fastest of three calls."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return f"{seconds / min(times):.0f}"
+
+
+@torch.no_grad()
+def main() -> None:
+    torch.set_num_threads(1)
+    print(machine())
+    files = sound_files(sys.argv[1:], limit=200)
+    waves = [read_wave(Audio(path), RATE) for path in files]
+    waves = waves or [torch.randn(10 * RATE) / 10 for _ in range(60)]
+    seconds = sum(map(len, waves)) / RATE
+    rows = []
+    for name, settings in (("cepstra", FeatureSettings()), ("log_mel", SPECTROGRAM)):
+        features = Features(settings)
+        rows.append([name, speed(lambda f=features: [f(wave[None]) for wave in waves], seconds)])
+    if files:
+        pairs = [Pair(path.stem, Audio(path), (), Origin(path)) for path in files]
+        reader = FrameReader()
+        rows.append(["reading", speed(lambda: [read_wave(Audio(p), RATE) for p in files], seconds)])
+        rows.append(["reading, cepstra", speed(lambda: list(map(reader, pairs)), seconds)])
+        with tempfile.TemporaryDirectory() as folder:
+            cached = FrameReader(cache=Path(folder))
+            list(map(cached, pairs))
+            rows.append(["from the cache", speed(lambda: list(map(cached, pairs)), seconds)])
+    title = f"{len(waves)} sounds, {seconds:.0f} s in all, one at a time, on one core"
+    show(title, ["what", "times real time"], rows)
+
+
+if __name__ == "__main__":
+    main()

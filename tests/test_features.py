@@ -1,0 +1,334 @@
+"""Features: against Kaldi's, ragged batches, statistics, the cache, and files that are no good."""
+
+import threading
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from torch.testing import assert_close
+
+from transduce.data.manifest import read_manifest
+from transduce.data.pairs import Audio, DataError, Frames, Notation, Origin, Pair
+from transduce.features import (
+    SPECTROGRAM,
+    Features,
+    FeatureSettings,
+    FrameReader,
+    Statistics,
+    deltas,
+    read_features,
+    read_wave,
+)
+
+PHONES = Notation("spaces", "NFC")
+
+
+def noise(num_samples, seed=0):
+    """Sound whose loudness and colour change, all of it between -1 and 1."""
+    generator = torch.Generator().manual_seed(seed)
+    white = torch.randn(num_samples, generator=generator)
+    loudness = 0.1 + 0.09 * torch.sin(torch.arange(num_samples) / 3000)
+    return (white.cumsum(0) * 0.01 + white * 0.3) * loudness * 0.5
+
+
+@pytest.fixture
+def sounds(corpora):
+    """Real recordings, as they were read."""
+    pairs = read_manifest(corpora / "librispeech-10s" / "dev.jsonl", PHONES, "phones")[:8]
+    return [read_wave(pair.source, 16_000, pair.origin) for pair in pairs]
+
+
+def kaldi(wave, settings):
+    """What kaldi-native-fbank computes with the same options."""
+    knf = pytest.importorskip("kaldi_native_fbank")
+    cepstra = settings.kind == "cepstra"
+    options = knf.MfccOptions() if cepstra else knf.FbankOptions()
+    options.frame_opts.samp_freq = settings.sample_rate
+    options.frame_opts.dither = 0
+    options.frame_opts.window_type = "hamming"
+    options.mel_opts.num_bins = settings.num_channels
+    options.mel_opts.low_freq = 0
+    if cepstra:
+        options.num_ceps = 1 + settings.num_cepstra
+        options.cepstral_lifter = settings.lifter
+    computer = knf.OnlineMfcc(options) if cepstra else knf.OnlineFbank(options)
+    computer.accept_waveform(settings.sample_rate, (wave * 32768).tolist())
+    computer.input_finished()
+    frames = [computer.get_frame(i) for i in range(computer.num_frames_ready)]
+    return torch.from_numpy(np.stack(frames))
+
+
+def check_against_kaldi(wave, settings):
+    """Kaldi's float32 agrees with our float64, and our float32 errs at most twice as much."""
+    frames, num_frames = Features(settings)(wave[None])
+    exact = Features(settings).double()(wave[None].double())[0][0]
+    theirs = kaldi(wave, settings).double()
+    assert len(theirs) == int(num_frames) == frames.shape[1]
+    static = exact[:, : theirs.shape[1]]
+    assert_close(theirs, static, atol=1e-3, rtol=0)  # of numbers up to 70
+    ours = frames[0, :, : theirs.shape[1]].double()
+    errors = [(frames - static).square().mean().sqrt() for frames in (ours, theirs)]
+    assert errors[0] <= 2 * errors[1] + 1e-6
+
+
+@pytest.mark.parametrize("settings", [FeatureSettings(), SPECTROGRAM], ids=["cepstra", "log_mel"])
+def test_real_speech_gives_kaldis_numbers(sounds, settings):
+    for wave in sounds:
+        check_against_kaldi(wave, settings)
+
+
+@pytest.mark.parametrize("rate, lifter", [(16_000, 22.0), (8_000, 22.0), (16_000, 0.0)])
+def test_noise_gives_kaldis_numbers_at_other_settings(rate, lifter):
+    settings = FeatureSettings(sample_rate=rate, lifter=lifter, num_deltas=0)
+    check_against_kaldi(noise(2 * rate), settings)
+
+
+def test_the_papers_frames_are_26_numbers_every_10_ms():
+    assert FeatureSettings().size == 26
+    frames, num_frames = Features()(noise(16_000)[None])
+    assert frames.shape == (1, 98, 26)
+    assert num_frames.tolist() == [98]
+    assert SPECTROGRAM.size == 40
+
+
+@pytest.mark.parametrize("settings", [FeatureSettings(num_deltas=2), SPECTROGRAM])
+def test_a_batch_gives_what_each_gives_alone_whatever_the_padding(settings):
+    lengths = [16_000, 7_777, 401, 400, 399, 0]
+    waves = torch.full((len(lengths), 16_000), torch.nan)
+    for b, length in enumerate(lengths):
+        waves[b, :length] = noise(length, seed=b)
+    features = Features(settings)
+    frames, num_frames = features(waves, torch.tensor(lengths))
+    assert num_frames.tolist() == [98, 47, 1, 1, 0, 0]
+    for b, (length, T) in enumerate(zip(lengths, num_frames.tolist(), strict=True)):
+        alone, _ = features(noise(length, seed=b)[None])
+        assert alone.shape[1] == T
+        assert_close(frames[b, :T], alone[0], atol=1e-4, rtol=0)
+        assert not frames[b, T:].any()
+
+
+def test_silence_is_finite():
+    frames, _ = Features()(torch.zeros(1, 16_000))
+    assert frames.isfinite().all()
+
+
+def test_deltas_are_slopes_and_the_ends_repeat():
+    ramp = torch.arange(6.0)[None, :, None].repeat(2, 1, 1)
+    slopes = deltas(ramp, torch.tensor([6, 4]), reach=2)[..., 0]
+    assert_close(slopes[0], torch.tensor([0.5, 0.8, 1.0, 1.0, 0.8, 0.5]))
+    assert_close(slopes[1, :4], torch.tensor([0.5, 0.8, 0.8, 0.5]))
+
+
+@pytest.mark.parametrize(
+    "wrong, problem",
+    [
+        (dict(kind="mfcc"), "kind must be cepstra or log_mel"),
+        (dict(num_cepstra=26), "num_cepstra must be between 1 and num_channels - 1 = 25"),
+        (dict(shift=0.0), "shift must be positive"),
+    ],
+)
+def test_impossible_settings_are_refused(wrong, problem):
+    with pytest.raises(ValueError, match=problem):
+        FeatureSettings(**wrong)
+
+
+def test_the_training_set_has_mean_0_and_deviation_1():
+    sequences = [1000 + 3 * torch.randn(n, 4) * torch.tensor([1, 2, 0.01, 0]) for n in (50, 0, 200)]
+    statistics = Statistics.over(sequences)
+    normalised = torch.cat([statistics.normalise(frames) for frames in sequences])
+    assert_close(normalised.mean(0), torch.zeros(4), atol=5e-3, rtol=0)
+    assert_close(normalised[:, :3].std(0, correction=0), torch.ones(3), atol=5e-3, rtol=0)
+    assert statistics.deviation[3] == 1  # a constant
+    with pytest.raises(DataError, match="no frames to take statistics of"):
+        Statistics.over([])
+
+
+# --- Files --------------------------------------------------------------------------------------
+
+
+def pair_of(path, **audio):
+    return Pair(path.stem, Audio(path, **audio), ("x",), Origin(path.with_name("m.jsonl"), 3))
+
+
+@pytest.mark.parametrize("kind, subtype", [("wav", "PCM_16"), ("flac", "PCM_16"), ("ogg", "OPUS")])
+def test_wav_flac_and_opus_are_read(tmp_path, kind, subtype):
+    wave = noise(16_000)
+    path = tmp_path / f"a.{kind}"
+    soundfile.write(path, wave.numpy(), 16_000, subtype=subtype)
+    read = read_wave(Audio(path), 16_000)
+    assert len(read) == 16_000
+    if subtype == "PCM_16":
+        assert_close(read, wave, atol=1 / 32768, rtol=0)
+
+
+def test_a_part_of_a_file_is_read(tmp_path):
+    soundfile.write(tmp_path / "a.wav", noise(16_000).numpy(), 16_000, subtype="FLOAT")
+    part = read_wave(Audio(tmp_path / "a.wav", start=0.25, duration=0.5), 16_000)
+    assert torch.equal(part, noise(16_000)[4000:12_000])
+
+
+def broken_files(folder):
+    """Files that are no good, and what is said of each."""
+    wave = noise(16_000).numpy()
+    soundfile.write(folder / "rate.wav", wave, 8_000)
+    soundfile.write(folder / "stereo.wav", np.stack([wave, wave], 1), 16_000)
+    soundfile.write(folder / "short.wav", wave[:300], 16_000)
+    soundfile.write(folder / "cut.wav", wave[:8000], 16_000)
+    soundfile.write(folder / "whole.flac", wave, 16_000)
+    soundfile.write(folder / "nan.wav", wave * np.nan, 16_000, subtype="FLOAT")
+    (folder / "cut.flac").write_bytes((folder / "whole.flac").read_bytes()[:9000])
+    (folder / "empty.wav").touch()
+    (folder / "text.wav").write_text("this is no sound")
+    return [
+        (pair_of(folder / "rate.wav"), "has 8000 samples a second where 16000 are wanted; convert"),
+        (pair_of(folder / "stereo.wav"), "has 2 channels; mix them"),
+        (pair_of(folder / "short.wav"), "has 19 ms of sound where a window takes 25; leave"),
+        (pair_of(folder / "cut.wav", duration=1.0), "ends after 0.50 of its 1.00 seconds; copy"),
+        (pair_of(folder / "nan.wav"), "has samples that are not finite; convert"),
+        (pair_of(folder / "cut.flac"), "is not audio that can be read"),
+        (pair_of(folder / "empty.wav"), "is not audio that can be read"),
+        (pair_of(folder / "text.wav"), "is not audio that can be read"),
+        (pair_of(folder / "none.wav"), "none.wav"),
+        (pair_of(folder / "whole.flac", start=0.9, duration=0.9), "ends after 0.10 of its 0.90"),
+    ]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_broken_audio_is_one_sentence_with_the_line_and_is_skipped_and_counted(tmp_path, cached):
+    broken = broken_files(tmp_path)
+    reader = FrameReader(cache=tmp_path / "cache" if cached else None)
+    for pair, problem in broken:
+        with pytest.raises(DataError) as raised:
+            reader(pair)
+        message = str(raised.value)
+        assert message.startswith(f"{tmp_path / 'm.jsonl'}, line 3: {pair.source.path}") or (
+            pair.name == "none"
+        )
+        assert problem in message
+        assert "\n" not in message
+        assert ";" in message
+    good = pair_of(tmp_path / "whole.flac")
+    pairs = [good, *(pair for pair, _ in broken), good]
+    skipped = []
+    kept = list(reader.all(pairs, skipped))
+    assert [pair for pair, _ in kept] == [good, good]
+    assert len(skipped) == len(broken)
+    with pytest.raises(DataError, match="8000 samples"):
+        list(reader.all(pairs))
+
+
+def test_features_files_are_read_and_their_faults_named(tmp_path):
+    np.save(tmp_path / "a.npy", np.ones((5, 3), np.float64))
+    frames = read_features(Frames(tmp_path / "a.npy"))
+    assert (frames.shape, frames.dtype) == ((5, 3), torch.float32)
+    bad = {
+        "flat": (np.ones(3), "is not an array of frames by numbers; save"),
+        "none": (np.ones((0, 3)), "has no frames; leave"),
+        "nan": (np.full((2, 3), np.nan), "has a number that is not finite; compute"),
+        "wide": (np.ones((2, 4)), "has 4 numbers a frame where 3 are wanted; compute"),
+        "words": (np.array([["a"]]), "is not an array of frames by numbers; save"),
+    }
+    for name, (array, problem) in bad.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        with pytest.raises(DataError, match=problem):
+            read_features(Frames(tmp_path / f"{name}.npy"), 3, Origin(tmp_path / "m.jsonl", 1))
+    (tmp_path / "text.npy").write_text("no array")
+    with pytest.raises(DataError, match=r"line 1: .* is not a \.npy file; write it"):
+        read_features(Frames(tmp_path / "text.npy"), 3, Origin(tmp_path / "m.jsonl", 1))
+
+
+# --- The cache ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """A sound file, and a list that grows whenever features are computed."""
+    soundfile.write(tmp_path / "a.wav", noise(16_000).numpy(), 16_000)
+    calls, forward = [], Features.forward
+    monkeypatch.setattr(
+        Features, "forward", lambda self, *args: calls.append(0) or forward(self, *args)
+    )
+    return pair_of(tmp_path / "a.wav"), calls, tmp_path / "cache"
+
+
+def test_features_are_computed_once(counted):
+    pair, calls, cache = counted
+    first = FrameReader(cache=cache)(pair)
+    again = FrameReader(cache=cache)(pair)
+    assert len(calls) == 1
+    assert torch.equal(first, again)
+    moved = pair.source.path.rename(pair.source.path.with_name("b.wav"))
+    assert torch.equal(first, FrameReader(cache=cache)(pair_of(moved)))
+    assert len(calls) == 1
+
+
+def test_other_settings_other_audio_and_other_parts_are_computed_anew(counted):
+    pair, calls, cache = counted
+    for settings in (FeatureSettings(), SPECTROGRAM, FeatureSettings(pre_emphasis=0.9)):
+        assert FrameReader(settings, cache)(pair).shape[1] == settings.size
+    part = FrameReader(cache=cache)(pair_of(pair.source.path, start=0.5, duration=0.5))
+    assert len(part) < 98
+    soundfile.write(pair.source.path, noise(16_000, seed=1).numpy(), 16_000)
+    FrameReader(cache=cache)(pair)
+    assert len(calls) == 5
+
+
+def test_a_damaged_or_unfinished_cache_file_is_replaced(counted):
+    pair, calls, cache = counted
+    first = FrameReader(cache=cache)(pair)
+    (kept,) = cache.iterdir()
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert torch.equal(first, FrameReader(cache=cache)(pair))
+    assert len(calls) == 2
+    assert torch.equal(first, FrameReader(cache=cache)(pair))
+    assert len(calls) == 2
+
+
+def test_a_write_that_fails_leaves_nothing(counted, monkeypatch):
+    pair, _, cache = counted
+
+    def fail(*paths):
+        raise OSError("no space")
+
+    monkeypatch.setattr("transduce.features.os.replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        FrameReader(cache=cache)(pair)
+    assert list(cache.iterdir()) == []
+
+
+def test_many_threads_may_share_a_cache(counted):
+    pair, _, cache = counted
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(FrameReader(cache=cache)(pair)))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(result, results[0]) for result in results)
+    assert len(results) == 8
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_corpus_is_read_in_order_by_many_threads(corpora, tmp_path):
+    pairs = read_manifest(corpora / "librispeech-10s" / "dev.jsonl", PHONES, "phones")[:20]
+    reader = FrameReader(cache=tmp_path)
+    for _ in range(2):
+        read = list(reader.all(pairs, num_threads=4))
+        assert [pair for pair, _ in read] == pairs
+        for pair, frames in read:
+            assert abs(len(frames) / 100 - pair.source.duration) < 0.05
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU")
+@pytest.mark.parametrize("settings", [FeatureSettings(), SPECTROGRAM])
+def test_the_gpu_agrees(settings):
+    waves, lengths = noise(32_000).view(2, -1), torch.tensor([16_000, 9_000])
+    expected, num_frames = Features(settings)(waves, lengths)
+    frames, counts = Features(settings).cuda()(waves.cuda(), lengths.cuda())
+    assert torch.equal(counts.cpu(), num_frames)
+    assert_close(frames.cpu(), expected, atol=1e-3, rtol=0)  # of numbers up to 70
