@@ -18,6 +18,7 @@ from transduce.data.batches import (
     NetworkSizes,
     frame_examples,
     predicted_bytes,
+    target_examples,
     text_examples,
 )
 from transduce.data.pairs import DataError, Origin, Pair, Symbols
@@ -123,6 +124,15 @@ def test_frames_are_normalised_and_unseen_targets_skipped():
     (example,) = frame_examples(read, Alphabet("x"), lambda f: f - 1, skipped)
     assert not example.frames.any()
     assert "line 2: 'q'" in str(skipped[0])
+
+
+def test_targets_alone_are_bounded_too():
+    pairs = [pair_of("", "xy" * n) for n in range(1, 20)]
+    examples = target_examples(pairs, Alphabet("xy"))
+    batches = Batches(examples, 100, seed=0)
+    for batch in batches.load(batches.epoch(0)):
+        assert len(batch) * (batch.labels.shape[1] + 1) <= 100
+        assert batch.num_frames.tolist() == [0] * len(batch)
 
 
 STEPS = """

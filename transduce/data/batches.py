@@ -102,6 +102,18 @@ def frame_examples(
     return examples
 
 
+def target_examples(
+    pairs: Iterable[Pair], targets: Alphabet, skipped: list[DataError] | None = None
+) -> list[Example]:
+    """The pairs' targets alone, which a prediction network learns from."""
+    examples = []
+    for pair in pairs:
+        with skipping(skipped):
+            nothing = torch.empty(0, dtype=torch.int64)
+            examples.append(Example(pair, nothing, _labels(pair, targets)))
+    return examples
+
+
 def _labels(pair: Pair, targets: Alphabet | None) -> Tensor:
     ids = [] if targets is None else encode(pair, pair.target, targets)
     return torch.tensor(ids, dtype=torch.int64)
@@ -127,7 +139,8 @@ class Batches:
     ) -> None:
         self.examples, self.max_cells, self.seed = examples, max_cells, seed
         self.max_sequences, self.jitter = max_sequences or len(examples), jitter
-        self.sizes = [(-(-e.num_frames // pooling), e.num_labels + 1) for e in examples]
+        # Targets alone count as one frame, so that they too are bounded.
+        self.sizes = [(max(1, -(-e.num_frames // pooling)), e.num_labels + 1) for e in examples]
         for example, (T, U) in zip(examples, self.sizes, strict=True):
             cells = T * U
             if cells > max_cells:
