@@ -164,8 +164,10 @@ def test_wav_flac_and_opus_are_read(tmp_path, kind, subtype):
 
 def test_a_part_of_a_file_is_read(tmp_path):
     soundfile.write(tmp_path / "a.wav", noise(16_000).numpy(), 16_000, subtype="FLOAT")
-    part = read_wave(Audio(tmp_path / "a.wav", start=0.25, duration=0.5), 16_000)
-    assert torch.equal(part, noise(16_000)[4000:12_000])
+    for start, duration in ((0.25, 0.5), (0.0, 0.5), (0.5, None)):
+        part = read_wave(Audio(tmp_path / "a.wav", start, duration), 16_000)
+        first = round(start * 16_000)
+        assert torch.equal(part, noise(16_000)[first : first + 8000])
 
 
 def broken_files(folder):
@@ -179,6 +181,7 @@ def broken_files(folder):
     soundfile.write(folder / "nan.wav", wave * np.nan, 16_000, subtype="FLOAT")
     (folder / "cut.flac").write_bytes((folder / "whole.flac").read_bytes()[:9000])
     (folder / "empty.wav").touch()
+    (folder / "samples.raw").write_bytes(bytes(32_000))
     (folder / "text.wav").write_text("this is no sound")
     return [
         (pair_of(folder / "rate.wav"), "has 8000 samples a second where 16000 are wanted; convert"),
@@ -187,6 +190,7 @@ def broken_files(folder):
         (pair_of(folder / "cut.wav", duration=1.0), "ends after 0.50 of its 1.00 seconds; copy"),
         (pair_of(folder / "nan.wav"), "has samples that are not finite; convert"),
         (pair_of(folder / "cut.flac"), "is not audio that can be read"),
+        (pair_of(folder / "samples.raw"), "is not audio that can be read"),
         (pair_of(folder / "empty.wav"), "is not audio that can be read"),
         (pair_of(folder / "text.wav"), "is not audio that can be read"),
         (pair_of(folder / "none.wav"), "none.wav"),
@@ -238,6 +242,18 @@ def test_features_files_are_read_and_their_faults_named(tmp_path):
         read_features(Frames(tmp_path / "text.npy"), 3, Origin(tmp_path / "m.jsonl", 1))
 
 
+def test_frames_of_two_sizes_do_not_go_together(tmp_path):
+    pairs = []
+    for line, size in enumerate((3, 3, 4), start=1):
+        np.save(tmp_path / f"{line}.npy", np.ones((2, size)))
+        origin = Origin(tmp_path / "m.jsonl", line)
+        pairs.append(Pair(str(line), Frames(tmp_path / f"{line}.npy"), ("x",), origin))
+    skipped = []
+    assert len(list(FrameReader().all(pairs, skipped))) == 2
+    assert "line 3: there are 4 numbers a frame where others have 3; compute" in str(skipped[0])
+    assert len(list(FrameReader().all(pairs, [], size=4))) == 1
+
+
 # --- The cache ----------------------------------------------------------------------------------
 
 
@@ -265,13 +281,15 @@ def test_features_are_computed_once(counted):
 
 def test_other_settings_other_audio_and_other_parts_are_computed_anew(counted):
     pair, calls, cache = counted
-    for settings in (FeatureSettings(), SPECTROGRAM, FeatureSettings(pre_emphasis=0.9)):
-        assert FrameReader(settings, cache)(pair).shape[1] == settings.size
+    for settings in (FeatureSettings(), FeatureSettings(pre_emphasis=0.9), SPECTROGRAM):
+        frames = FrameReader(settings, cache)(pair)
+        assert torch.equal(frames, Features(settings)(read_wave(pair.source, 16_000)[None])[0][0])
     part = FrameReader(cache=cache)(pair_of(pair.source.path, start=0.5, duration=0.5))
     assert len(part) < 98
+    calls.clear()
     soundfile.write(pair.source.path, noise(16_000, seed=1).numpy(), 16_000)
     FrameReader(cache=cache)(pair)
-    assert len(calls) == 5
+    assert len(calls) == 1
 
 
 def test_a_damaged_or_unfinished_cache_file_is_replaced(counted):

@@ -40,7 +40,7 @@ def test_paths_are_relative_to_the_manifest_and_any_field_may_be_the_target(mani
     line = {"audio_filepath": "audio/a.wav", "duration": 1.5, "text": "a b", "phones": "AH  B IY"}
     path = manifest(line)
     (pair,) = read_manifest(path, SPACES, "phones")
-    assert pair.source == Audio(path.parent / "audio" / "a.wav", 0.0, 1.5)
+    assert pair.source == Audio(path.parent / "audio" / "a.wav", None, 1.5)
     assert pair.target == ("AH", "B", "IY")
     assert (pair.name, str(pair.origin)) == ("a", f"{path}, line 1")
     assert read_manifest(path, CHARACTERS)[0].target == ("a", " ", "b")
@@ -48,19 +48,21 @@ def test_paths_are_relative_to_the_manifest_and_any_field_may_be_the_target(mani
 
 
 def test_features_offsets_and_lists_of_symbols(manifest):
-    features, part, empty_line, symbols = (
+    features, part, first_part, empty_line, symbols = (
         {"features_filepath": "a.npy", "text": "x"},
         {"audio_filepath": "audio/a.wav", "offset": 2.5, "duration": 1, "text": "y"},
+        {"audio_filepath": "audio/a.wav", "offset": 0, "duration": 1, "text": "y"},
         "",
         {"features_filepath": "a.npy", "text": ["sh", "iy"]},
     )
-    path = manifest(features, part, empty_line, symbols)
+    path = manifest(features, part, first_part, empty_line, symbols)
     pairs = read_manifest(path, CHARACTERS)
     assert pairs[0].source == Frames(path.parent / "a.npy")
     assert (pairs[1].source.start, pairs[1].source.duration) == (2.5, 1.0)
     assert pairs[1].name == "a@2.5"
-    assert pairs[2].target == ("sh", "iy")
-    assert pairs[2].origin.line == 4
+    assert (pairs[2].source.start, pairs[2].name) == (0.0, "a@0")
+    assert pairs[3].target == ("sh", "iy")
+    assert pairs[3].origin.line == 5
 
 
 BAD_LINES = [

@@ -227,12 +227,12 @@ def read_wave(audio: Audio, sample_rate: int, origin: Origin | None = None) -> T
     origin, path = origin or Origin(audio.path), audio.path
     if not path.is_file():
         raise origin.error(f"there is no file {path}; check the path")
-    header = sphere_header(path)
-    if header is not None and "shorten" in header.get("sample_coding", ""):
-        raise origin.error(
-            f"{path} is compressed by shorten; decompress it with `sph2pipe -f wav` or `sox`"
-        )
     try:
+        header = sphere_header(path)
+        if header is not None and "shorten" in header.get("sample_coding", ""):
+            raise origin.error(
+                f"{path} is compressed by shorten; decompress it with `sph2pipe -f wav` or `sox`"
+            )
         with soundfile.SoundFile(path) as file:
             if file.samplerate != sample_rate:
                 raise origin.error(
@@ -244,17 +244,27 @@ def read_wave(audio: Audio, sample_rate: int, origin: Origin | None = None) -> T
                     f"{path} has {file.channels} channels; mix them into one with "
                     f"`sox {path.name} -c 1 new.wav`"
                 )
-            begin = round(audio.start * sample_rate)
-            file.seek(min(begin, file.frames))
-            whole = begin == 0 or audio.duration is None
-            wanted = -1 if whole else round((audio.duration or 0) * sample_rate)
+            wanted = -1  # to the end
+            if audio.start is not None:
+                file.seek(min(round(audio.start * sample_rate), file.frames))
+                if audio.duration is not None:
+                    wanted = round(audio.duration * sample_rate)
             samples = file.read(wanted, dtype="float32")
-    except soundfile.SoundFileError as error:
+    # A TypeError is for a .raw file, which does not say what is in it.
+    except (soundfile.SoundFileError, OSError, TypeError) as error:
         raise origin.error(
             f"{path} is not audio that can be read ({str(error).rstrip('.')}); record or convert "
             "it again"
         ) from None
-    _check_length(audio, len(samples) / sample_rate, header, origin)
+    promised = audio.duration
+    if header is not None and audio.start is None and header.get("sample_count", "").isdigit():
+        promised = int(header["sample_count"]) / sample_rate
+    seconds = len(samples) / sample_rate
+    # A recording that stops early has lost what its transcript goes on to say.
+    if promised is not None and seconds < 0.95 * promised - 0.1:
+        raise origin.error(
+            f"{path} ends after {seconds:.2f} of its {promised:.2f} seconds; copy it again"
+        )
     return torch.from_numpy(samples)
 
 
@@ -270,20 +280,6 @@ def sphere_header(path: Path) -> dict[str, str] | None:
         if found := re.match(r"(\S+) -(?:i|r|s\d+) (.*)", line):
             fields[found[1]] = found[2].strip()
     return fields
-
-
-def _check_length(
-    audio: Audio, seconds: float, header: dict[str, str] | None, origin: Origin
-) -> None:
-    """A recording that stops early has lost what its transcript goes on to say."""
-    promised = audio.duration
-    if header is not None and "sample_count" in header:
-        promised = int(header["sample_count"]) / int(header["sample_rate"])
-        promised = audio.duration if audio.start else promised
-    if promised is not None and seconds < 0.95 * promised - 0.1:
-        raise origin.error(
-            f"{audio.path} ends after {seconds:.2f} of its {promised:.2f} seconds; copy it again"
-        )
 
 
 def read_features(source: Frames, size: int | None = None, origin: Origin | None = None) -> Tensor:
@@ -340,14 +336,23 @@ class FrameReader:
         pairs: Sequence[Pair],
         skipped: list[DataError] | None = None,
         num_threads: int | None = None,
+        size: int | None = None,
     ) -> Iterator[tuple[Pair, Tensor]]:
         """Each pair with its frames, in order, several being read at once; bad pairs are skipped
-        if there is a list to keep the reasons in."""
+        if there is a list to keep the reasons in. Frames of another size than `size`, or than the
+        first ones have, are bad."""
         threads = ThreadPoolExecutor(num_threads or os.cpu_count())
         try:
             results = threads.map(partial(_frames_or_error, self), pairs)
             for pair, frames in zip(pairs, results, strict=True):
-                if not isinstance(frames, DataError):
+                if isinstance(frames, Tensor) and frames.shape[1] != (
+                    size := size or frames.shape[1]
+                ):
+                    frames = pair.origin.error(
+                        f"there are {frames.shape[1]} numbers a frame where others have {size}; "
+                        "compute them with the same settings"
+                    )
+                if isinstance(frames, Tensor):
                     yield pair, frames
                 elif skipped is None:
                     raise frames
@@ -377,7 +382,7 @@ class FrameReader:
             raise origin.error(
                 f"{audio.path} cannot be read ({error.strerror}); check it"
             ) from None
-        part = (audio.start, audio.duration) if audio.start else ()
+        part = () if audio.start is None else (audio.start, audio.duration)
         settings = sorted(asdict(self.features.settings).items())
         what = repr((VERSION, settings, part)).encode()
         return hashlib.sha256(what + hashlib.sha256(content).digest()).hexdigest()

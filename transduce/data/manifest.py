@@ -43,7 +43,7 @@ def read_manifest(
             fields = _fields(origin, line)
             source = _source(origin, fields)
             symbols = _target(origin, fields, target, notation) if notation else ()
-            pairs.append(Pair(_name(source, fields), source, symbols, origin))
+            pairs.append(Pair(_name(source), source, symbols, origin))
     return pairs
 
 
@@ -110,9 +110,9 @@ def _source(origin: Origin, fields: dict[str, Any]) -> Audio | Frames:
     if keys == ["features_filepath"]:
         return Frames(path)
     duration, start = (_seconds(origin, fields, key) for key in ("duration", "offset"))
-    if start and duration is None:
+    if start is not None and duration is None:
         raise origin.error("there is an offset but no duration; give both, in seconds")
-    return Audio(path, start or 0.0, duration)
+    return Audio(path, start, duration)
 
 
 def _seconds(origin: Origin, fields: dict[str, Any], key: str) -> float | None:
@@ -142,7 +142,8 @@ def _target(origin: Origin, fields: dict[str, Any], target: str, notation: Notat
     return symbols
 
 
-def _name(source: Audio | Frames, fields: dict[str, Any]) -> str:
+def _name(source: Audio | Frames) -> str:
     """The file's name, with the offset where files hold many pairs."""
-    start = f"@{source.start:g}" if isinstance(source, Audio) and fields.get("offset") else ""
-    return source.path.stem + start
+    if isinstance(source, Frames) or source.start is None:
+        return source.path.stem
+    return f"{source.path.stem}@{source.start:g}"

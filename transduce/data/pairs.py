@@ -39,7 +39,7 @@ class Audio:
     """A sound file, or a part of one."""
 
     path: Path
-    start: float = 0.0  # in seconds
+    start: float | None = None  # in seconds; None if the whole file is meant
     duration: float | None = None  # in seconds, as the corpus gives it
 
 
