@@ -107,8 +107,8 @@ def test_the_interval_is_that_of_the_binomial_and_the_same_for_the_same_seed():
     wrong = (np.arange(2000) % 4 == 0).astype(int)
     interval = bootstrap_interval(wrong, np.ones(2000, int), 2000, seed=1)
     half = 1.96 * math.sqrt(0.25 * 0.75 / 2000)
-    assert interval.low == pytest.approx(0.25 - half, abs=0.003)
-    assert interval.high == pytest.approx(0.25 + half, abs=0.003)
+    assert interval.low == pytest.approx(0.25 - half, abs=0.0015)
+    assert interval.high == pytest.approx(0.25 + half, abs=0.0015)
     assert interval == bootstrap_interval(wrong, np.ones(2000, int), 2000, seed=1)
     assert interval != bootstrap_interval(wrong, np.ones(2000, int), 2000, seed=2)
 
