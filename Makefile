@@ -29,6 +29,7 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/lstm.py
 	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/features.py
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
