@@ -192,7 +192,7 @@ def broken_files(folder):
         (pair_of(folder / "cut.flac"), "is not audio that can be read"),
         (pair_of(folder / "samples.raw"), "is not audio that can be read"),
         (pair_of(folder / "empty.wav"), "is not audio that can be read"),
-        (pair_of(folder / "text.wav"), "is not audio that can be read"),
+        (pair_of(folder / "text.wav"), "is not audio that can be read (Format not recognised);"),
         (pair_of(folder / "none.wav"), "none.wav"),
         (pair_of(folder / "whole.flac", start=0.9, duration=0.9), "ends after 0.10 of its 0.90"),
     ]

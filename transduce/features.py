@@ -252,9 +252,9 @@ def read_wave(audio: Audio, sample_rate: int, origin: Origin | None = None) -> T
             samples = file.read(wanted, dtype="float32")
     # A TypeError is for a .raw file, which does not say what is in it.
     except (soundfile.SoundFileError, OSError, TypeError) as error:
+        reason = str(getattr(error, "error_string", error)).rstrip(".")
         raise origin.error(
-            f"{path} is not audio that can be read ({str(error).rstrip('.')}); record or convert "
-            "it again"
+            f"{path} is not audio that can be read ({reason}); record or convert it again"
         ) from None
     promised = audio.duration
     if header is not None and audio.start is None and header.get("sample_count", "").isdigit():

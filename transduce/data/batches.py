@@ -55,7 +55,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         tensors = (self.frames, self.num_frames, self.labels, self.num_labels)
-        return Batch(self.pairs, *(t.to(device, non_blocking=True) for t in tensors))
+        return Batch(self.pairs, *(t.to(device) for t in tensors))
 
     def __len__(self) -> int:
         return len(self.pairs)
