@@ -60,7 +60,8 @@ def test_the_whole_corpus_has_the_papers_counts(whole):
     assert corpus.complete
     printed = StringIO()
     Console(width=80, file=printed).print(corpus.table())
-    assert "TIMIT (validation seed 7)" in printed.getvalue()
+    assert "validation set: seed 7" in printed.getvalue()
+    assert "part" not in printed.getvalue()
     names = [pair.name for split in (corpus.training, corpus.validation) for pair in split]
     assert len(set(names)) == 3696
     assert not any("-sa" in name for name in names)
@@ -89,7 +90,7 @@ def test_lower_case_is_read_too_and_a_part_is_not_called_timit(tmp_path):
         read_timit(tmp_path)
     corpus = read_timit(tmp_path, partial=True)
     assert not corpus.complete
-    assert "not to be compared" in str(corpus.table().title)
+    assert "a part of TIMIT" in str(corpus.table().title)
     assert corpus.test[0].source.path.name == "si1.wav"
 
 

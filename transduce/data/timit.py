@@ -71,8 +71,9 @@ class Timit(Splits):
 
     def table(self) -> Table:
         """How many sentences there are, beside the paper's."""
-        title = "TIMIT" if self.complete else "a part of TIMIT, not to be compared with it"
-        table = Table("set", "sentences", "paper", title=f"{title} (validation seed {self.seed})")
+        title = "TIMIT" if self.complete else "a part of TIMIT, not TIMIT"
+        caption = f"validation set: seed {self.seed}"
+        table = Table("set", "sentences", "paper", title=title, caption=caption)
         for name, count in self.counts.items():
             table.add_row(name, str(count), str(PAPER_COUNTS[name]))
         return table
