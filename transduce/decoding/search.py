@@ -1,8 +1,9 @@
 """The doors to the search: `beam_search`, which is Algorithm 1, and `greedy_search`.
 
 Each checks its arguments, runs the transcription network, chooses a backend by looking, and calls
-it. An utterance goes through the transcription network alone, so that its vectors, and all that
-follows from them, are the same whatever else is decoded with it.
+it. For the beam search an utterance goes through the transcription network alone, so that its
+vectors, and all that follows from them, are the same whatever else is decoded with it; the greedy
+search takes all at once, which is faster.
 """
 
 from __future__ import annotations
@@ -89,12 +90,13 @@ def greedy_search(
     After `max_labels_per_frame` labels in a frame it takes null.
     """
     check_width(1, 1, max_labels_per_frame)
+    lengths = check_frames(frames, num_frames)
+    if max(lengths, default=0) == 0:
+        return [Hypothesis((), 0.0, 0.0, ()) for _ in lengths]
     with evaluating(model):
-        transcriptions = transcribe(model, frames, num_frames)
-        if not transcriptions:
-            return []
-        f = torch.nn.utils.rnn.pad_sequence(transcriptions, batch_first=True)
-        num_vectors = torch.tensor([len(one) for one in transcriptions], device=f.device)
+        f, num_vectors = model.transcription_network(frames, num_frames)
+        for b, one in enumerate(f):
+            check_numbers(b, one[: lengths[b]])
         B = len(f)
         prediction, state = model.prediction_network.step(num_vectors.new_full((B,), NULL))
         labels: list[list[int]] = [[] for _ in range(B)]
@@ -146,27 +148,13 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 def transcribe(model: Transducer, frames: Tensor, num_frames: Tensor) -> list[Tensor]:
     """f [T, K+1] of each utterance; those without frames have none."""
-    if frames.ndim not in (2, 3):
-        raise ValueError(f"frames must be [B, T, D], or ids [B, T], not {list(frames.shape)}")
-    B, T = frames.shape[:2]
-    if num_frames.shape != (B,) or num_frames.dtype not in INTEGERS:
-        raise ValueError(
-            f"num_frames must be integers [B] = [{B}], not {num_frames.dtype} "
-            f"{list(num_frames.shape)}"
-        )
     weight = model.prediction_network.output.weight
     transcriptions = []
-    for b, length in enumerate(num_frames.tolist()):
-        if not 0 <= length <= T:
-            raise ValueError(f"num_frames[{b}] must be between 0 and {T}, not {length}")
+    for b, length in enumerate(check_frames(frames, num_frames)):
         f = weight.new_empty(0, len(weight))
         if length > 0:
             f = model.transcription_network(frames[b : b + 1, :length])[0][0]
-            bad = (f.isnan() | f.isposinf()).any(1).nonzero()
-            if len(bad):
-                raise ValueError(
-                    f"the transcription network gave NaN or +inf for item {b} at {int(bad[0])}"
-                )
+            check_numbers(b, f)
         transcriptions.append(f)
     return transcriptions
 
@@ -232,3 +220,29 @@ def check_width(beam_width: int, n_best: int, max_labels_per_frame: int) -> None
         raise ValueError(f"n_best must be between 1 and the beam_width, {beam_width}, not {n_best}")
     if max_labels_per_frame < 1:
         raise ValueError(f"max_labels_per_frame must be at least 1, not {max_labels_per_frame}")
+
+
+def check_frames(frames: Tensor, num_frames: Tensor) -> list[int]:
+    """The numbers of frames; ValueError unless they go with the frames."""
+    if frames.ndim not in (2, 3):
+        raise ValueError(f"frames must be [B, T, D], or ids [B, T], not {list(frames.shape)}")
+    B, T = frames.shape[:2]
+    if num_frames.shape != (B,) or num_frames.dtype not in INTEGERS:
+        raise ValueError(
+            f"num_frames must be integers [B] = [{B}], not {num_frames.dtype} "
+            f"{list(num_frames.shape)}"
+        )
+    lengths: list[int] = num_frames.tolist()
+    for b, length in enumerate(lengths):
+        if not 0 <= length <= T:
+            raise ValueError(f"num_frames[{b}] must be between 0 and {T}, not {length}")
+    return lengths
+
+
+def check_numbers(b: int, f: Tensor) -> None:
+    """Raise ValueError if item b's transcription vectors are not numbers to search with."""
+    bad = (f.isnan() | f.isposinf()).any(1).nonzero()
+    if len(bad):
+        raise ValueError(
+            f"the transcription network gave NaN or +inf for item {b} at {int(bad[0])}"
+        )
