@@ -31,7 +31,7 @@ ORDER = [
         "decoding.search",
         "decoding",
     ),
-    *("evaluation", "demo", "cli"),
+    *("evaluation", "transcripts", "demo", "cli"),
 ]
 
 
