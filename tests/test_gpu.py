@@ -41,10 +41,10 @@ pytestmark = [
 
 WIDE = {
     "a warp's columns, each": ([3, 4], [31, 32], 5),
-    "two columns a thread": ([5, 4], [63, 40], 5),
-    "four columns a thread": ([5, 4], [127, 90], 5),
-    "two warps": ([5, 4], [128, 127], 5),
-    "two blocks of labels": ([9], [1100], 3),
+    "two warps": ([5, 4], [63, 40], 5),
+    "five warps": ([5, 4], [128, 127], 5),
+    "two columns a thread": ([9], [1100], 3),
+    "four columns a thread": ([2], [2100], 3),
     "many labels": ([40, 7], [33, 64], 60),
     "two outputs": ([30, 9], [12, 5], 1),
     "five thousand outputs": ([6, 9], [4, 7], 4999),
@@ -72,7 +72,7 @@ def test_the_loss_of_logits_is_as_exact_as_the_reference(shape, fused):
     assert_as_exact_as_the_reference(rnnt_loss, batch, "triton", **options)
 
 
-@pytest.mark.parametrize("shape", [RAGGED, WIDE["two warps"]], ids=["ragged", "two warps"])
+@pytest.mark.parametrize("shape", [RAGGED, WIDE["five warps"]], ids=["ragged", "five warps"])
 def test_float64_is_float64(shape):
     batch = random_batch(*shape, dtype=torch.float64)
     found = loss_and_gradients(transducer_loss, batch, "triton")
@@ -173,17 +173,21 @@ def test_a_loss_goes_back_twice_the_same():
     assert_same_bits(torch.autograd.grad(loss, f), first)
 
 
-def test_tf32_and_autocast_change_nothing():
+@pytest.fixture
+def tf32():
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    yield
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"  # left as it was
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+def test_tf32_and_autocast_change_nothing(request):
     batch = random_batch(*SHAPES["many labels"])
     expected = loss_and_gradients(transducer_loss, batch, "triton")
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        with torch.autocast("cuda", torch.bfloat16):
-            found = loss_and_gradients(transducer_loss, batch, "triton")
-        assert torch.backends.cuda.matmul.allow_tf32
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    request.getfixturevalue("tf32")
+    with torch.autocast("cuda", torch.bfloat16):
+        found = loss_and_gradients(transducer_loss, batch, "triton")
     assert_same_bits(found, expected)
 
 
@@ -342,16 +346,30 @@ def test_the_lstm_is_the_same_from_run_to_run_and_on_any_stream():
         assert_same_results(results("triton", torch.float32, *arguments), first)
 
 
-def test_tf32_and_autocast_do_not_touch_the_lstm():
+def test_tf32_and_autocast_do_not_touch_the_lstm(request):
     arguments = problem(5, 7, 40, 128, 1, True)
     first = results("triton", torch.float32, *arguments)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        with torch.autocast("cuda", torch.bfloat16):
-            found = results("triton", torch.float32, *arguments)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
+    request.getfixturevalue("tf32")
+    with torch.autocast("cuda", torch.bfloat16):
+        found = results("triton", torch.float32, *arguments)
     assert_same_results(found, first)
+
+
+def test_weights_need_not_lie_where_vectors_are_loaded():
+    model = PeepholeLSTM(3, 128).cuda()
+    x = torch.randn(2, 5, 3, device="cuda")
+    expected, _ = model(x)
+    for weights in model.parameters():
+        room = weights.new_empty(weights.numel() + 1)
+        room[1:] = weights.detach().flatten()
+        weights.data = room[1:].view_as(weights)
+    assert torch.equal(model(x)[0], expected)
+
+
+def test_tensors_on_two_devices_are_refused():
+    model = PeepholeLSTM(3, 20).cuda()
+    with pytest.raises(ValueError, match="lengths is on cpu, but x is on cuda:0"):
+        model(torch.randn(2, 5, 3, device="cuda"), torch.tensor([5, 2]))
 
 
 def test_a_frame_that_is_not_a_number_neither_hides_nor_hangs():
@@ -371,7 +389,7 @@ def test_a_frame_that_is_not_a_number_neither_hides_nor_hangs():
 def test_lengths_out_of_range_do_not_hang():
     model = PeepholeLSTM(3, 20).cuda()
     x = torch.randn(3, 5, 3, device="cuda")
-    output, _ = model(x, torch.tensor([-4, 900, 5], device="cuda"))
+    output, _ = model(x, torch.tensor([-1, 900, 5], device="cuda"))
     expected, _ = model(x, torch.tensor([0, 5, 5], device="cuda"))
     assert torch.equal(output, expected)
 

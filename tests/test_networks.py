@@ -219,3 +219,33 @@ def test_the_package_itself_has_the_networks_and_all_it_names():
     assert {"PeepholeLSTM", "PredictionNetwork", "TranscriptionNetwork"} <= set(transduce.__all__)
     assert {"NULL", "Alphabet", "Transducer", "transducer_loss"} <= set(transduce.__all__)
     assert [name for name in transduce.__all__ if not hasattr(transduce, name)] == []
+
+
+def test_padding_labels_may_be_any_negative_number():
+    torch.manual_seed(0)
+    network = PredictionNetwork(5, 8, backend="reference")
+    padded = torch.tensor([[1, 2, 0], [3, 0, 0]])
+    other = torch.tensor([[1, 2, -100], [3, -1, -1]])
+    assert torch.equal(network(padded), network(other))
+
+
+MISTAKES = {
+    "a label that is not there": (
+        torch.tensor([[1, 2], [1, 41]]),
+        r"labels of item 1 has label 41 at position 1, but there are only 5, counted from 1",
+    ),
+    "labels in one dimension": (torch.tensor([1, 2]), r"labels must be ids \[B, U\]"),
+    "labels that are no integers": (torch.tensor([[1.0]]), r"not torch.float32 \[1, 1\]"),
+}
+
+
+@pytest.mark.parametrize("labels, message", MISTAKES.values(), ids=MISTAKES)
+def test_the_prediction_network_says_what_is_wrong_with_labels(labels, message):
+    with pytest.raises(ValueError, match=message):
+        PredictionNetwork(5, 8, backend="reference")(labels)
+
+
+def test_frames_with_their_time_first_are_suspected():
+    network = TranscriptionNetwork(3, 5, 8, backend="reference")
+    with pytest.raises(ValueError, match=r"num_frames must be \[B\] = \[7\], because frames is"):
+        network(torch.zeros(7, 2, 3), torch.tensor([7, 4]))

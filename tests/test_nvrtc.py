@@ -21,7 +21,7 @@ def compiler():
         pytest.skip(str(error))
 
 
-LATTICES = [(U, torch.float32, H200) for U in (1, 40, 600, 2000)]
+LATTICES = [(U, torch.float32, H200) for U in (1, 40, 600, 2000, 2100, 4200)]
 LATTICES += [(40, dtype, H200) for dtype in (torch.float64, torch.float16, torch.bfloat16)]
 LATTICES += [(40, torch.bfloat16, A100), (40, torch.bfloat16, T4)]
 

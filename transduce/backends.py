@@ -6,9 +6,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)  # of ids and lengths
 
 
 def load(package: str, backend: Backend, tensor: Tensor) -> ModuleType:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.alphabet import NULL
-from transduce.backends import Backend
+from transduce.backends import INTEGERS, Backend
 from transduce.lstm.layer import PeepholeLSTM, State
 
 
@@ -36,8 +36,10 @@ class PredictionNetwork(nn.Module):
         self.output = _output_layer(hidden_size, num_labels + with_null)
 
     def forward(self, labels: Tensor) -> Tensor:
-        """g [B, U+1, K+1] from y [B, U], with null prepended. Padding labels only affect
-        what comes after them."""
+        """g [B, U+1, K+1] from y [B, U], with null prepended. Padding, null or any negative number,
+        only affects what comes after it."""
+        _check_labels(labels, self.num_labels)
+        labels = labels.clamp(min=NULL)
         start = labels.new_full((len(labels), 1), NULL)
         hidden, _ = self.lstm(torch.cat([start, labels], dim=1))  # Eq. 2
         prediction: Tensor = self.output(hidden)  # Eq. 3
@@ -97,6 +99,11 @@ class TranscriptionNetwork(nn.Module):
         """f [B, T, K+1] and each utterance's own number of vectors, [B]."""
         if num_frames is None:
             num_frames = torch.full((len(frames),), frames.shape[1], device=frames.device)
+        elif num_frames.shape != frames.shape[:1]:
+            raise ValueError(
+                f"num_frames must be [B] = [{len(frames)}], because frames is [B, T, ...] = "
+                f"{list(frames.shape)}; it is {list(num_frames.shape)}"
+            )
         hidden, _ = self.lstm(frames, num_frames)  # Eqs. 9-10
         if self.pooling > 1:
             hidden, num_frames = average_frames(hidden, num_frames, self.pooling)
@@ -139,6 +146,18 @@ class Transducer(nn.Module):
         """f [B, T, K+1], g [B, U+1, K+1] and the numbers of transcription vectors [B]."""
         transcription, num_frames = self.transcription_network(frames, num_frames)
         return transcription, self.prediction_network(labels), num_frames
+
+
+def _check_labels(labels: Tensor, num_labels: int) -> None:
+    """Raise ValueError unless these are ids [B, U]; on the CPU, of labels that there are."""
+    if labels.ndim != 2 or labels.dtype not in INTEGERS:
+        raise ValueError(f"labels must be ids [B, U], not {labels.dtype} {list(labels.shape)}")
+    if labels.device.type == "cpu" and (outside := (labels > num_labels).nonzero()).numel():
+        b, u = outside[0].tolist()
+        raise ValueError(
+            f"labels of item {b} has label {int(labels[b, u])} at position {u}, but there are only "
+            f"{num_labels}, counted from 1"
+        )
 
 
 def average_frames(hidden: Tensor, num_frames: Tensor, pooling: int) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,20 @@ MAX_ARGUMENTS = 32
 USUAL_SHARED = 48 * 1024  # bytes; a kernel that needs more must ask
 MOST_SHARED = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_thread = threading.local()  # which device's context it has
+
+
+class _Thread(threading.local):
+    """A thread's own room for a launch's arguments, and the device whose context it has."""
+
+    def __init__(self) -> None:
+        self.device: int | None = None
+        self.values = (ctypes.c_int64 * MAX_ARGUMENTS)()
+        first = ctypes.addressof(self.values)
+        places = range(first, first + 8 * MAX_ARGUMENTS, 8)
+        self.pointers = (ctypes.c_void_p * MAX_ARGUMENTS)(*places)
+
+
+_thread = _Thread()
 
 
 @cache
@@ -51,20 +64,30 @@ def _check(code: int, what: str) -> None:
 def compile_cuda(source: str, options: tuple[str, ...], capability: tuple[int, int]) -> bytes:
     """The machine code of a source for one kind of GPU."""
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"transduce.cu", 0, None, None)
+    text = source.encode()
+    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"transduce.cu", 0, None, None):
+        raise RuntimeError("NVRTC did not take the source")
+    try:
+        return _compiled(nvrtc, program, options, capability)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _compiled(
+    nvrtc: Any, program: ctypes.c_void_p, options: tuple[str, ...], capability: tuple[int, int]
+) -> bytes:
     flags = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17", *options]
     array = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
+    size = ctypes.c_size_t()
     if nvrtc.nvrtcCompileProgram(program, len(flags), array):
-        size = ctypes.c_size_t()
         nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
         log = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetProgramLog(program, log)
         raise RuntimeError(f"NVRTC did not compile: {log.value.decode()}")
-    size = ctypes.c_size_t()
-    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    failed = nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
     code = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetCUBIN(program, code)
-    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    if failed or nvrtc.nvrtcGetCUBIN(program, code):
+        raise RuntimeError("NVRTC gave no machine code")
     return code.raw
 
 
@@ -73,10 +96,6 @@ class Kernel:
 
     def __init__(self, function: ctypes.c_void_p, context: ctypes.c_void_p, device: int) -> None:
         self.function, self.context, self.device = function, context, device
-        self.values = (ctypes.c_int64 * MAX_ARGUMENTS)()
-        first = ctypes.addressof(self.values)
-        places = range(first, first + 8 * MAX_ARGUMENTS, 8)
-        self.pointers = (ctypes.c_void_p * MAX_ARGUMENTS)(*places)
         self.shared = USUAL_SHARED
 
     def __call__(
@@ -93,8 +112,8 @@ class Kernel:
         `shared` is the dynamic shared memory in bytes. With `together` all blocks run at once, so
         that one may wait for another.
         """
-        self.values[: len(arguments)] = [_bits(argument) for argument in arguments]
-        if getattr(_thread, "device", None) != self.device:  # autograd's threads begin without one
+        _thread.values[: len(arguments)] = [_bits(argument) for argument in arguments]
+        if _thread.device != self.device:  # autograd's threads begin without a context
             _check(_driver().cuCtxSetCurrent(self.context), "setting the context")
             _thread.device = self.device
         if shared > self.shared:
@@ -102,7 +121,7 @@ class Kernel:
             _check(what, f"asking for {shared} bytes of shared memory")
             self.shared = shared
         stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self.device))
-        options = (self.function, *grid, 1, threads, 1, 1, shared, stream, self.pointers)
+        options = (self.function, *grid, 1, threads, 1, 1, shared, stream, _thread.pointers)
         if together:
             _check(_driver().cuLaunchCooperativeKernel(*options), "a kernel's launch")
         else:
@@ -128,19 +147,25 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
 
 def full_float32() -> AbstractContextManager[None]:
     """A context for products in full float32, whatever PyTorch was told of TF32 and half types."""
-    usual = torch.backends.cuda.matmul.allow_tf32 or torch.is_autocast_enabled("cuda")
-    return _full_float32() if usual else nullcontext()
+    rounded = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return _full_float32() if rounded or torch.is_autocast_enabled("cuda") else nullcontext()
 
 
 @contextmanager
 def _full_float32() -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
     try:
         with torch.autocast("cuda", enabled=False):
             yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Contiguous, and where 16 bytes can be loaded at once; copied if it is not."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def set_all_bits(tensor: Tensor) -> None:

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL
+from transduce.backends import INTEGERS
 from transduce.decoding.fusion import FusedScores, LanguageModel
 from transduce.decoding.hypothesis import Found, Hypothesis, Timing, best_of, label_timings
-from transduce.lattice.loss import INTEGERS, lattice_transitions
+from transduce.lattice.loss import lattice_transitions
 from transduce.networks import PredictionNetwork, Transducer
 
 Backend = Literal["auto", "reference", "cpu", "tensors"]

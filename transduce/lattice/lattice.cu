@@ -535,7 +535,7 @@ extern "C" __global__ void joint_transitions(const input* logits, const integer*
                                              real* log_total, real* log_null, real* log_label,
                                              integer max_T, integer max_U, integer K, integer rows,
                                              integer columns, integer null, integer fused) {
-  int i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  int i = (int)((blockIdx.x * (integer)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
   integer b = blockIdx.y;
   if (i >= rows * columns) return;
   int u = i % (int)columns, t = i / (int)columns - u;
@@ -587,7 +587,7 @@ extern "C" __global__ void joint_gradient(const input* logits, const real* log_t
                                           const double* evidence, const real* upstream, input* grad,
                                           integer max_T, integer max_U, integer K, integer rows,
                                           integer columns, integer null, integer fused, double clamp) {
-  int i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  int i = (int)((blockIdx.x * (integer)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
   integer b = blockIdx.y, cell = b * max_T * (max_U + 1) + i;
   if (i >= max_T * (max_U + 1)) return;
   int u = i % (int)(max_U + 1), t = i / (int)(max_U + 1);

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL
-from transduce.backends import Backend, load
-
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+from transduce.backends import INTEGERS, Backend, load
 
 
 def transducer_loss(
@@ -152,6 +150,8 @@ def best_alignment(
     Of equally probable alignments it is the one that emits its labels latest. The result is a list,
     so it is found where lists are, on the CPU.
     """
+    if backend == "triton":
+        raise ValueError("best_alignment has no backend 'triton'; leave it to 'auto'")
     log_null, log_label = log_null.cpu(), log_label.cpu()
     return _part("best_alignment", log_null, log_label, backend)  # type: ignore[no-any-return]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transduce.nvrtc import Kernel, current, full_float32, kernels
+from transduce.nvrtc import Kernel, aligned, current, full_float32, kernels
 
 SOURCE = Path(__file__).with_name("lattice.cu").read_text()
 NAMES = (
@@ -23,6 +23,7 @@ NAMES = (
 )
 INPUTS = {torch.float16: 16, torch.bfloat16: 17, torch.float32: 32, torch.float64: 64}
 THREADS = 256
+MAX_ITEMS = 65_535  # the blocks that a launch has in its second dimension
 
 
 def options(dtype: torch.dtype, threads: int, per_thread: int) -> tuple[str, ...]:
@@ -83,6 +84,8 @@ class _Lattice:
     ) -> None:
         self.labels, self.lengths = labels, (num_frames, num_labels)
         self.B, (self.T, self.U, self.K), self.null = len(labels), sizes, null
+        if self.B > MAX_ITEMS:
+            raise ValueError(f"a batch on a GPU has at most {MAX_ITEMS} items, not {self.B}")
         self.threads, per_thread = threads_for(self.U)
         self.rows, self.columns = self.T + self.U, -(-(self.U + 1) // per_thread) * per_thread
         self.skew = (self.rows, self.columns)
@@ -181,7 +184,7 @@ def additive_forward(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The loss [B] of the additive density, and what its gradients will need."""
     with current(f.device):
-        f, g = f.contiguous(), g.contiguous()
+        f, g = aligned(f), aligned(g)
         sizes = (f.shape[1], g.shape[1] - 1, f.shape[2])
         lattice = _Lattice(labels, num_frames, num_labels, sizes, f.dtype)
         additive = _Additive(lattice, f, g)
@@ -328,7 +331,7 @@ def lattice_transitions(f: Tensor, g: Tensor, labels: Tensor) -> tuple[Tensor, T
     """ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] (Eqs. 12-15)."""
     with current(f.device):
         lattice = _One(labels, len(f), f.shape[1], f.dtype)
-        _Additive(lattice, f[None].contiguous(), g[None].contiguous()).transitions()
+        _Additive(lattice, aligned(f[None]), aligned(g[None])).transitions()
         log_null, log_label = (
             lattice.nodes_of(lattice.kept, start, f.dtype) for start in lattice.arrows
         )

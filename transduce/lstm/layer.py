@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from transduce.backends import Backend, load
+from transduce.backends import INTEGERS, Backend, load
 
 State = tuple[Tensor, Tensor]  # h and s, each [num_layers * directions, B, H]
 
@@ -91,8 +91,13 @@ class PeepholeLSTM(nn.Module):
         if x.device != weights.device:
             raise ValueError(f"x is on {x.device}, but the weights are on {weights.device}")
         B, N = x.shape[:2]
-        if lengths is not None and (lengths.shape != (B,) or lengths.is_floating_point()):
-            raise ValueError(f"lengths must be integers [B] = [{B}], not {list(lengths.shape)}")
+        if lengths is not None:
+            if lengths.shape != (B,) or lengths.dtype not in INTEGERS:
+                raise ValueError(
+                    f"lengths must be integers [B] = [{B}], not {lengths.dtype} "
+                    f"{list(lengths.shape)}"
+                )
+            _check_device("lengths", lengths, x.device)
         if x.device.type == "cpu":  # on a GPU a look at the values would wait for it
             for b, length in enumerate([] if lengths is None else lengths.tolist()):
                 if not 0 <= length <= N:
@@ -100,7 +105,10 @@ class PeepholeLSTM(nn.Module):
             if x.ndim == 2:
                 _check_ids(x, lengths, self.input_size)
         shape = (self.num_layers * self.num_directions, B, self.hidden_size)
+        if state is not None and len(state) != 2:
+            raise ValueError(f"the state must be the pair (h, s), not {len(state)} tensors")
         for name, part in zip("hs", state or (), strict=False):
+            _check_device(f"the state's {name}", part, x.device)
             if part.shape != shape:
                 raise ValueError(
                     f"the state's {name} must be {list(shape)}, not {list(part.shape)}"
@@ -131,6 +139,11 @@ class _Layer(nn.Module):
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.input_weights, self.hidden_weights, self.peepholes, self.biases
+
+
+def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}, but x is on {device}")
 
 
 def _check_ids(ids: Tensor, lengths: Tensor | None, input_size: int) -> None:

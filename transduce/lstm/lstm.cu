@@ -200,8 +200,8 @@ struct block {
     for (int i = threadIdx.x; i < 2 * RC * PARTS * WIDTH; i += THREADS) buffers[i] = 0;
     longest = 0;
     for (int row = 0; row < rows; row++) {
-      integer b = first + row, length = row < R && b < B ? (all_lengths ? all_lengths[b] : N) : -1;
-      length = length > N ? N : length < -1 ? 0 : length;
+      integer b = first + row, length = all_lengths && b < B ? all_lengths[b] : N;
+      length = row >= R || b >= B ? -1 : length > N ? N : length < 0 ? 0 : length;
       if (threadIdx.x == 0) lengths[row] = (int)length;
       longest = length > longest ? (int)length : longest;
     }
@@ -432,9 +432,10 @@ extern "C" __global__ void look_up(const integer* ids, const integer* lengths,
                                    const real* input_weights, const real* biases, real* sums,
                                    integer N, integer columns, integer I) {
   integer at = blockIdx.x, id = !lengths || at % N < lengths[at / N] ? ids[at] : 0;
-  if (id < 0 || id > I) id = 0;
+  bool bad = id < 0 || id > I;  // there is no such one: NaN, as nobody waits to say so
   for (integer j = threadIdx.x; j < columns; j += blockDim.x)
-    sums[at * columns + j] = biases[j] + (id > 0 ? input_weights[j * I + id - 1] : (real)0);
+    sums[at * columns + j] = bad ? canonical((real)__longlong_as_double(-1LL))
+                                 : biases[j] + (id > 0 ? input_weights[j * I + id - 1] : (real)0);
 }
 
 // The gradient of the input weights [D 4 H, I], of ids: a block has one id, and adds in order.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from transduce.nvrtc import (
     Kernel,
+    aligned,
     current,
     full_float32,
     kernels,
@@ -139,10 +140,8 @@ def layer(
 
 
 def _wide(a: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """As the kernels take it; a look is cheaper than a call that does nothing."""
-    if a is None or (a.dtype == dtype and a.is_contiguous()):
-        return a
-    return a.to(dtype).contiguous()
+    """As the kernels take it."""
+    return None if a is None else aligned(a if a.dtype == dtype else a.to(dtype))
 
 
 def _forward(
