@@ -119,6 +119,9 @@ class Transducer(nn.Module):
     transcription, num_frames = model.transcription_network(frames, num_frames)
     prediction = model.prediction_network(labels)
     loss = transducer_loss(transcription, prediction, labels, num_frames, num_labels)
+
+    The prediction network is as wide as the transcription network in each direction, and has one
+    layer, unless `prediction_size` and `prediction_layers` say otherwise.
     """
 
     def __init__(
@@ -130,6 +133,8 @@ class Transducer(nn.Module):
         bidirectional: bool = True,
         dropout: float = 0.0,
         pooling: int = 1,
+        prediction_size: int | None = None,
+        prediction_layers: int = 1,
         *,
         backend: Backend = "auto",
     ) -> None:
@@ -138,7 +143,10 @@ class Transducer(nn.Module):
             *(input_size, num_labels, hidden_size, num_layers, bidirectional, dropout, pooling),
             backend=backend,
         )
-        self.prediction_network = PredictionNetwork(num_labels, hidden_size, backend=backend)
+        self.prediction_network = PredictionNetwork(
+            *(num_labels, prediction_size or hidden_size, prediction_layers, dropout),
+            backend=backend,
+        )
 
     def forward(
         self, frames: Tensor, num_frames: Tensor, labels: Tensor

@@ -203,6 +203,8 @@ class NetworkSizes:
     bidirectional: bool = True
     dropout: float = 0.0
     pooling: int = 1
+    prediction_size: int | None = None  # None: hidden_size
+    prediction_layers: int = 1
 
 
 # Of the lattice: four float64 and two float32 arrays on the CPU; two and five on a GPU.
@@ -225,7 +227,8 @@ def predicted_bytes(
     pooled = -(-T // sizes.pooling)
     upper = sizes.num_layers - 1
     saved = 6 * width * (T + upper * pooled)  # four gates, the state, the output
-    saved += 6 * sizes.hidden_size * (U + 1)
+    narrow = sizes.prediction_size or sizes.hidden_size
+    saved += 6 * narrow * sizes.prediction_layers * (U + 1)
     if sizes.dropout:
         saved += 2 * width * upper * pooled  # what is left, and which it was
     if sizes.pooling > 1:
