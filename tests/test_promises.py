@@ -31,7 +31,8 @@ ORDER = [
         "decoding.search",
         "decoding",
     ),
-    *("evaluation", "transcripts", "demo", "cli"),
+    *("evaluation", "transcripts", "recipe", "corpus", "checkpoint"),
+    *("progress", "training", "demo", "cli"),
 ]
 
 
@@ -82,6 +83,7 @@ def test_imports_written_otherwise_point_upwards_too():
 
 def test_importing_needs_no_more_than_pytorch_and_numpy():
     blocked = "numba llvmlite triton soundfile matplotlib safetensors rapidfuzz cyclopts rich"
+    blocked += " lightning_fabric"
     code = f"""
 import sys
 class Blocker:
