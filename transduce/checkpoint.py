@@ -1,15 +1,31 @@
-"""A model's file: weights, and all that is needed to use them, in safetensors. No pickles."""
+"""A model's file: weights, and all that is needed to use them, in safetensors. No pickles.
+
+Tensors are the network's weights, under `network.`, and the statistics of its features. The rest
+is JSON in the file's header. A file is put in place whole, by renaming.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from transduce.alphabet import Alphabet
 from transduce.corpus import Signature
+from transduce.data.pairs import Notation
+from transduce.features import FeatureSettings, Statistics
 from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
-from transduce.recipe import NetworkConfig
+from transduce.recipe import NetworkConfig, settings_from
 
 MODEL_FILE = "model.safetensors"
+VERSION = 1  # of what the header says
 Network = Transducer | TranscriptionNetwork | PredictionNetwork
 
 
@@ -39,14 +55,120 @@ class TrainedModel:
 
 def build_network(config: NetworkConfig, input_size: int, num_labels: int) -> Network:
     """The network that a recipe asks for, its weights uniform in [-0.1, 0.1]."""
-    raise NotImplementedError
+    prediction = (config.prediction_size, config.prediction_layers)
+    if config.network == "prediction":
+        return PredictionNetwork(num_labels, *prediction, config.dropout, with_null=False)
+    transcription = (config.hidden_size, config.num_layers, config.bidirectional)
+    regularised = (config.dropout, config.pooling)
+    if config.network == "ctc":
+        return TranscriptionNetwork(input_size, num_labels, *transcription, *regularised)
+    return Transducer(input_size, num_labels, *transcription, *regularised, *prediction)
 
 
 def save_model(model: TrainedModel, path: Path) -> None:
-    """Writes `model.safetensors`, or the file named, whole or not at all."""
-    raise NotImplementedError
+    """Writes the model into a run's folder, or under a file's name, whole or not at all."""
+    signature = model.signature
+    tensors = network_tensors(model.network)
+    if signature.statistics is not None:
+        tensors["statistics.mean"] = signature.statistics.mean
+        tensors["statistics.deviation"] = signature.statistics.deviation
+    header = {
+        "network": asdict(model.config),
+        "standing": asdict(model.standing),
+        "targets": signature.targets.symbols,
+        "target_notation": asdict(signature.target_notation),
+        "sources": signature.sources and signature.sources.symbols,
+        "source_notation": signature.source_notation and asdict(signature.source_notation),
+        "features": signature.features and asdict(signature.features),
+    }
+    write_tensors(path / MODEL_FILE if path.is_dir() else path, tensors, header, "a model")
 
 
 def load_model(path: Path) -> TrainedModel:
     """The model of a run's folder, or of a file, on the CPU and ready to be used."""
-    raise NotImplementedError
+    if path.is_dir():
+        path = path / MODEL_FILE
+    tensors, header = read_tensors(path, "a model")
+    try:
+        config = settings_from(NetworkConfig(), header["network"])
+        signature = _signature(header, tensors)
+        network = build_network(config, signature.input_size, len(signature.targets))
+        standing = settings_from(Standing(), header["standing"])
+        load_network_tensors(network, tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0].rstrip(":")
+        raise CheckpointError(f"{path} is damaged ({reason}); train the model again") from None
+    network.eval()
+    return TrainedModel(network, config, signature, standing)
+
+
+def _signature(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Signature:
+    optional: dict[str, Any] = {}
+    if header["sources"] is not None:
+        optional["sources"] = Alphabet(header["sources"])
+    if header["source_notation"] is not None:
+        optional["source_notation"] = Notation(**header["source_notation"])
+    if header["features"] is not None:
+        optional["features"] = settings_from(FeatureSettings(), header["features"])
+    if "statistics.mean" in tensors:
+        optional["statistics"] = Statistics(
+            tensors["statistics.mean"], tensors["statistics.deviation"]
+        )
+    return Signature(Alphabet(header["targets"]), Notation(**header["target_notation"]), **optional)
+
+
+# --- Tensors and JSON in one file ---------------------------------------------------------------
+
+
+def network_tensors(network: Network) -> dict[str, Tensor]:
+    return {f"network.{name}": weights for name, weights in network.state_dict().items()}
+
+
+def load_network_tensors(network: Network, tensors: Mapping[str, Tensor]) -> None:
+    prefix = "network."
+    inside = {name: weights for name, weights in tensors.items() if name.startswith(prefix)}
+    network.load_state_dict({name.removeprefix(prefix): w for name, w in inside.items()})
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], kind: str
+) -> None:
+    """The tensors and a header of JSON values; `kind` says of what, so that none is confused."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    described = {"transduce": json.dumps({"kind": kind, "version": VERSION, **header})}
+    write_by_rename(path, save(plain, described))
+
+
+def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_tensors` wrote; a CheckpointError if it is anything else."""
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path}; give the folder of a run")
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); copy or make it again") from None
+    try:
+        header = json.loads(metadata["transduce"])
+        found = (header["kind"], header["version"])
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{path} was not written by transduce; give another file") from None
+    if found[0] != kind:
+        raise CheckpointError(f"{path} is {found[0]}, not {kind}; give another file")
+    if found[1] != VERSION:
+        raise CheckpointError(
+            f"{path} has version {found[1]} where {VERSION} is wanted; read it as it was written"
+        )
+    return tensors, header
+
+
+def write_by_rename(path: Path, content: bytes) -> None:
+    """The file is what it was, or what it is to be, whenever one looks."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    with unfinished.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
