@@ -32,6 +32,7 @@ ORDER = [
         "decoding",
     ),
     *("evaluation", "transcripts", "recipe", "corpus", "checkpoint"),
+    *("pretraining", "losses", "regularisation"),
     *("progress", "training", "demo", "cli"),
 ]
 

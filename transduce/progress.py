@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from types import TracebackType
+
 from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+SECONDS_BETWEEN_LINES = 30.0
 
 
 class Progress:
@@ -10,6 +17,68 @@ class Progress:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
+        self.bar: Bar | None = None
+        self.task = TaskID(0)
+        self.told = self.begun = time.monotonic()
+        self.epoch = self.num_steps = self.steps = self.sequences = 0
+        self.error_rate: float | None = None
+
+    def __enter__(self) -> Progress:
+        if self.console.is_terminal and not self.console.quiet:
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+            self.bar = Bar(*columns, console=self.console, transient=True)
+            self.bar.start()
+            self.task = self.bar.add_task("")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def start_epoch(self, epoch: int, num_steps: int, done: int) -> None:
+        """An epoch begins, or goes on after `done` of its steps."""
+        self.epoch, self.num_steps, self.steps, self.sequences = epoch, num_steps, done, 0
+        self.told = self.begun = time.monotonic()
+        if self.bar is not None:
+            self.bar.reset(self.task, total=num_steps, completed=done)
+
+    def step(self, num_sequences: int, bits_per_label: float) -> None:
+        """A step has been taken; the bits are the epoch's so far."""
+        self.steps += 1
+        self.sequences += num_sequences
+        now = time.monotonic()
+        rate = self.sequences / max(now - self.begun, 1e-9)
+        if self.bar is not None:
+            text = self._line(bits_per_label, rate)
+            self.bar.update(self.task, advance=1, description=text)
+        elif now - self.told >= SECONDS_BETWEEN_LINES:
+            self.told = now
+            left = (now - self.begun) * (self.num_steps - self.steps) / self.steps
+            text = self._line(bits_per_label, rate)
+            self.say(f"{text}, step {self.steps} of {self.num_steps}, {left:.0f} s left")
+
+    def end_epoch(
+        self, training_bits: float, bits: float, error_rate: float | None, best: bool
+    ) -> None:
+        """An epoch has been validated."""
+        self.error_rate = error_rate
+        seconds = time.monotonic() - self.begun
+        error = "" if error_rate is None else f", error rate {100 * error_rate:.2f} %"
+        self.say(
+            f"epoch {self.epoch}: {training_bits:.3f} bits per label in training, {bits:.3f} in "
+            f"validation{error}, {self.sequences / max(seconds, 1e-9):.0f} sequences per second"
+            f"{', the best so far' if best else ''}"
+        )
+
+    def _line(self, bits: float, rate: float) -> str:
+        error = "" if self.error_rate is None else f", error rate {100 * self.error_rate:.2f} %"
+        return f"epoch {self.epoch}: {bits:.3f} bits per label{error}, {rate:.0f} sequences/s"
