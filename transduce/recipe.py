@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from transduce.data.pairs import Notation
 from transduce.data.timit import PhoneSet
@@ -42,8 +42,8 @@ class DataConfig:
     num_phones: PhoneSet = 39  # of timit
     partial: bool = False  # take what there is of timit, and do not call it TIMIT
     target: str = "text"  # which field of a manifest is the target
-    source_notation: Notation = CHARACTERS  # of text; SIGMORPHON wants NFKD
-    target_notation: Notation = CHARACTERS
+    source_notation: Notation = CHARACTERS  # of tsv and sigmorphon, which wants NFKD
+    target_notation: Notation = CHARACTERS  # of manifest, tsv and targets
     features: FeatureSettings = field(default_factory=FeatureSettings)  # of audio
     cache: Path | None = None  # the folder where features are kept
     num_training: int | None = None  # no more pairs than these, drawn at random; None takes all
@@ -245,7 +245,7 @@ def _filled(
 
 def _value(kind: Any, value: Any, name: str, folder: Path) -> Any:
     """The value as the setting's type has it."""
-    if get_origin(kind) is UnionType:
+    if get_origin(kind) in (Union, UnionType):
         if value is None or value == "none":  # JSON's and a command line's; TOML leaves it out
             return None
         (kind,) = (part for part in get_args(kind) if part is not NoneType)

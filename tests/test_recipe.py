@@ -1,0 +1,183 @@
+"""Recipes: what they may say, and what is said of those that are wrong."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from transduce.data.pairs import Notation
+from transduce.features import SPECTROGRAM
+from transduce.recipe import (
+    DataConfig,
+    NetworkConfig,
+    Recipe,
+    RecipeError,
+    SpecAugment,
+    TrainConfig,
+    flat_settings,
+    read_recipe,
+    recipe_toml,
+)
+
+RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
+
+
+def recipe_of(tmp_path, text="", **overrides):
+    (tmp_path / "recipe.toml").write_text(text)
+    return read_recipe(
+        tmp_path / "recipe.toml", {name.replace("__", "."): v for name, v in overrides.items()}
+    )
+
+
+def test_what_a_recipe_does_not_name_is_the_papers(tmp_path):
+    assert recipe_of(tmp_path) == Recipe()
+
+
+@pytest.mark.parametrize(
+    "wrong, right",
+    [
+        ("train.learning_rat", "train.learning_rate"),
+        ("train.lerning_rate", "train.learning_rate"),
+        ("network.hiden_size", "network.hidden_size"),
+        ("network.dropuot", "network.dropout"),
+        ("learning_rate", "train.learning_rate"),
+        ("network.learning_rate", "train.learning_rate"),
+        ("data.features.num_chanels", "data.features.num_channels"),
+        ("train.spec_augment.time_mask", "train.spec_augment.time_masks"),
+        ("train.seed.of", "train.seed"),
+        ("optimizer", "train.optimiser"),
+    ],
+)
+def test_an_unknown_setting_is_named_with_the_nearest_right_one(tmp_path, wrong, right):
+    said = f"^there is no setting {wrong}; did you mean {right}\\?$"
+    with pytest.raises(RecipeError, match=said):
+        recipe_of(tmp_path, **{wrong.replace(".", "__"): "1"})
+    with pytest.raises(RecipeError, match=f"recipe.toml: {said[1:]}"):
+        recipe_of(tmp_path, f"{wrong} = 1")
+
+
+@pytest.mark.parametrize(
+    "name, text, said",
+    [
+        ("train.learning_rate", "fast", 'train.learning_rate must be a number, not "fast"'),
+        ("train.learning_rate", "0", "train.learning_rate must be positive, not 0.0"),
+        ("train.learning_rate", "nan", "train.learning_rate must be positive, not nan"),
+        ("train.max_epochs", "1.5", 'train.max_epochs must be a whole number, not "1.5"'),
+        ("train.max_epochs", "0", "train.max_epochs must be at least 1, not 0"),
+        ("network.bidirectional", "maybe", "network.bidirectional must be true or false"),
+        ("network.network", "rnn", 'must be transducer, ctc or prediction, not "rnn"'),
+        ("network.dropout", "1", "network.dropout must be at least 0 and below 1, not 1.0"),
+        ("data.num_phones", "40", 'data.num_phones must be 61, 48 or 39, not "40"'),
+        ("data.features.window", "-1", "data.features.window must be positive, not -1.0"),
+        ("data.source_notation.normal_form", "NFX", "must be NFC, NFD, NFKC or NFKD"),
+        ("train.spec_augment", "1", "train.spec_augment is a section"),
+    ],
+)
+def test_a_setting_has_a_type_and_a_range(tmp_path, name, text, said):
+    with pytest.raises(RecipeError) as error:
+        recipe_of(tmp_path, **{name.replace(".", "__"): text})
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ('learning_rate = "1e-3"', 'train.learning_rate must be a number, not "1e-3"'),
+        ("max_epochs = true", "train.max_epochs must be a whole number, not True"),
+        ("max_epochs = 2.0", "train.max_epochs must be a whole number, not 2.0"),
+        ("clip = [1]", "train.clip must be a number"),
+        ("learning_rate = ", "is not TOML"),
+    ],
+)
+def test_a_file_must_have_the_types_itself(tmp_path, line, said):
+    with pytest.raises(RecipeError) as error:
+        recipe_of(tmp_path, f"[train]\n{line}")
+    assert said in str(error.value)
+    assert "recipe.toml" in str(error.value)
+
+
+def test_overrides_are_read_as_their_settings_types(tmp_path):
+    recipe = recipe_of(
+        tmp_path,
+        "[train]\nclip = 3\nmax_epochs = 7",
+        train__learning_rate="1e-3",
+        train__clip="none",
+        network__bidirectional="false",
+        data__num_phones="48",
+        data__language="2012",
+        data__target_notation__split="spaces",
+        train__spec_augment__time_masks="2",
+    )
+    assert recipe.train == TrainConfig(
+        learning_rate=1e-3, max_epochs=7, spec_augment=SpecAugment(time_masks=2)
+    )
+    assert recipe.network == NetworkConfig(bidirectional=False)
+    assert recipe.data == DataConfig(
+        num_phones=48, language="2012", target_notation=Notation("spaces", None)
+    )
+
+
+def test_paths_are_relative_to_the_recipe_and_those_of_overrides_to_the_working_folder(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    data = recipe_of(tmp_path, "[data]\ntraining = 'a.jsonl'", data__test="b.jsonl").data
+    assert data.training == tmp_path / "a.jsonl"
+    assert data.test == tmp_path / "elsewhere" / "b.jsonl"
+
+
+def test_the_resolved_recipe_is_read_back_as_it_was(tmp_path):
+    recipe = Recipe(
+        DataConfig(
+            corpus="cmudict-split",
+            training=Path('/a "b" \\ ü \x7f 𝒢.tsv'),
+            source_notation=Notation("spaces", "NFKD"),
+            features=SPECTROGRAM,
+            num_training=10,
+            skip_bad=True,
+        ),
+        NetworkConfig("ctc", bidirectional=False, dropout=0.1),
+        TrainConfig("adamw", 1e-7, clip=2.0, save_every=5, init_prediction=Path("/run")),
+    )
+    differing = sum(
+        a != b
+        for a, b in zip(
+            flat_settings(recipe).values(), flat_settings(Recipe()).values(), strict=True
+        )
+    )
+    assert differing > 12
+    assert recipe_of(tmp_path, recipe_toml(recipe)) == recipe
+
+
+def test_a_recipe_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(RecipeError, match="cannot be read"):
+        read_recipe(tmp_path / "no.toml")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_recipes_are_right(path):
+    recipe = read_recipe(path)
+    assert path.stem.endswith(recipe.network.network)
+    assert str(path.name) in path.read_text().splitlines()[1]  # the command that uses it
+
+
+def test_there_are_recipes_for_the_papers_three_networks_and_a_practitioners():
+    assert len(RECIPES) == 8
+
+
+@pytest.mark.parametrize("kind", ["transducer", "ctc", "prediction"])
+def test_the_papers_recipes_are_the_papers(kind):
+    recipe = read_recipe(RECIPES[0].parent / f"paper-{kind}.toml")
+    stop_at = "error_rate" if kind == "ctc" else "log_loss"
+    assert recipe == replace(
+        Recipe(),
+        data=DataConfig(corpus="timit"),
+        network=NetworkConfig(kind),
+        train=TrainConfig(stop_at=stop_at),
+    )
+    train = recipe.train
+    assert (train.optimiser, train.learning_rate, train.momentum) == ("sgd", 1e-4, 0.9)
+    assert (train.weight_noise, train.max_sequences, train.clip) == (0.075, 1, None)
+    assert (train.warm_up, train.decay, train.weight_decay) == (0, "none", 0.0)

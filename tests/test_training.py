@@ -1,0 +1,361 @@
+"""Training: the paper's update, resuming, what stops a run, and several processes."""
+
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from toys import toy_recipe
+
+from transduce import greedy_search, training
+from transduce.checkpoint import build_network, load_model
+from transduce.corpus import read_corpus
+from transduce.data.batches import Batch, Batches
+from transduce.losses import sequence_losses
+from transduce.progress import Progress
+from transduce.recipe import TrainConfig, read_recipe, recipe_toml
+from transduce.training import NonFiniteLoss, TrainingError, fit, learning_rate
+
+ROOT = Path(__file__).parent.parent
+
+
+def quiet():
+    return Progress(Console(quiet=True))
+
+
+def run(recipe, folder, **options):
+    return fit(recipe, folder, progress=quiet(), **options)
+
+
+def weights_of(folder, file="last.safetensors"):
+    return load_file(folder / file)
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
+
+
+def metrics_of(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def test_the_papers_update_is_the_one_written_by_hand(tmp_path):
+    """Online, momentum 0.9, and noise of each sequence's own that the weights never keep."""
+    recipe = toy_recipe(
+        tmp_path,
+        **{"optimiser": "sgd", "learning_rate": 1e-4, "weight_noise": 0.075},
+        **{"max_sequences": 1, "max_epochs": 1},
+    )
+    corpus = read_corpus(recipe.data)
+    run(recipe, tmp_path / "run", corpus=corpus)
+
+    torch.manual_seed(0)
+    network = build_network(recipe.network, 4, 4)
+    weights = list(network.parameters())
+    assert all(tensor.detach().abs().max() <= 0.1 for tensor in weights)
+    clean = [tensor.detach().clone() for tensor in weights]
+    delta = [torch.zeros_like(tensor) for tensor in weights]
+    noises = []
+    for step, (i,) in enumerate(Batches(corpus.training, 10**6, 0, max_sequences=1).epoch(0)):
+        seed = training.step_seed(0, step, "noise")
+        generator = torch.Generator().manual_seed(seed)
+        for tensor, before in zip(weights, clean, strict=True):
+            noise = torch.empty_like(before).normal_(0.0, 0.075, generator=generator)
+            tensor.data = before + noise
+        noises.append(noise.flatten()[0].item())
+        (loss,) = sequence_losses(network, recipe.network, Batch.of([corpus.training[i]]))
+        gradients = torch.autograd.grad(loss, weights)
+        for n, gradient in enumerate(gradients):
+            delta[n] = 0.9 * delta[n] - 1e-4 * gradient
+            clean[n] = clean[n] + delta[n]
+    assert len(noises) == 100 == len(set(noises))
+    found = weights_of(tmp_path / "run")
+    for (name, _), expected in zip(network.named_parameters(), clean, strict=True):
+        torch.testing.assert_close(found[f"network.{name}"], expected, rtol=1e-5, atol=1e-7)
+    moved = [
+        (found[f"network.{name}"] - tensor).abs().max()
+        for name, tensor in build_first(recipe).named_parameters()
+    ]
+    assert max(moved) > 1e-3
+
+
+def build_first(recipe):
+    torch.manual_seed(recipe.train.seed)
+    return build_network(recipe.network, 4, 4)
+
+
+@pytest.mark.parametrize("kind", ["transducer", "ctc", "prediction"])
+def test_each_network_learns(tmp_path, kind):
+    warm = {"max_epochs": 12, "warm_up": 10, "decay": "cosine", "clip": 5.0}
+    recipe = toy_recipe(tmp_path, kind, **warm)
+    model = run(recipe, tmp_path / "run")
+    metrics = metrics_of(tmp_path / "run")
+    assert model.standing.bits_per_label == min(m["bits_per_label"] for m in metrics)
+    # After its first letter, which is any of four, a word's next is any of the other three.
+    limit = {"transducer": 0.6, "ctc": 0.3, "prediction": 1.8}[kind]
+    assert model.standing.bits_per_label < limit
+    if kind == "prediction":
+        assert 0.5 < model.standing.error_rate < 0.72
+        assert metrics[0]["error_rate"] is not None
+    if kind == "transducer":
+        found = greedy_search(
+            model.network, model.signature.input_of("abcd")[None], torch.tensor([4])
+        )
+        assert model.signature.text(found[0].labels) == "ABCD"
+
+
+def test_the_run_folder_has_all_that_is_needed(tmp_path):
+    recipe = toy_recipe(tmp_path)
+    run(recipe, tmp_path / "run")
+    files = {path.name for path in (tmp_path / "run").iterdir() if "tfevents" not in path.name}
+    assert files == {"config.toml", "model.safetensors", "last.safetensors", "metrics.jsonl"}
+    assert read_recipe(tmp_path / "run" / "config.toml") == recipe
+    metrics = metrics_of(tmp_path / "run")
+    assert [m["epoch"] for m in metrics] == [1, 2, 3]
+    best = load_model(tmp_path / "run").standing
+    assert metrics[best.epoch - 1]["bits_per_label"] == best.bits_per_label
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
+    recipe = toy_recipe(tmp_path, weight_noise=0.05, max_epochs=2)
+    recipe = replace(recipe, network=replace(recipe.network, num_layers=2, dropout=0.3))
+    for folder in ("a", "b"):
+        run(recipe, tmp_path / folder)
+        torch.rand(3)  # what is drawn elsewhere is nothing to it
+    assert_same(weights_of(tmp_path / "b"), weights_of(tmp_path / "a"))
+    other = replace(recipe, train=replace(recipe.train, seed=1))
+    run(other, tmp_path / "c")
+    name = "network.prediction_network.output.weight"
+    assert not torch.equal(weights_of(tmp_path / "c")[name], weights_of(tmp_path / "a")[name])
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rich.console import Console
+from transduce import checkpoint
+from transduce.progress import Progress
+from transduce.recipe import read_recipe
+from transduce.training import fit
+
+folder, when, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Killed(Progress):
+    steps_taken = 0
+    def step(self, num_sequences, bits):
+        Killed.steps_taken += 1
+        if when == "in a step" and Killed.steps_taken == count:
+            kill()
+
+fsync, writes = os.fsync, []
+def fsync_or_die(file):
+    writes.append(file)
+    if when == "in a write" and len(writes) == count:
+        os.truncate(file, 100)  # half-written
+        kill()
+    fsync(file)
+os.fsync = fsync_or_die
+fit(read_recipe(folder / "recipe.toml"), folder / "run", progress=Killed(Console(quiet=True)))
+"""
+
+
+# Of 13 steps an epoch every fifth is saved. The ninth write is of metrics, before the state's.
+@pytest.mark.parametrize("when, count", [("in a step", 23), ("in a write", 8), ("in a write", 9)])
+def test_a_killed_run_goes_on_as_if_it_had_never_stopped(tmp_path, when, count):
+    recipe = toy_recipe(tmp_path, weight_noise=0.05, save_every=5, warm_up=20, decay="cosine")
+    recipe = replace(recipe, network=replace(recipe.network, num_layers=2, dropout=0.3))
+    (tmp_path / "recipe.toml").write_text(recipe_toml(recipe))
+    command = [sys.executable, "-c", KILLED, str(tmp_path), when, str(count)]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    left = training.read_tensors(tmp_path / "run" / "last.safetensors", training.STATE)[1]
+    assert 0 < left["position"]["step"] < 39
+    run(recipe, tmp_path / "run", resume=True)
+    run(recipe, tmp_path / "whole")
+    assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+    best = "model.safetensors"
+    assert (tmp_path / "run" / best).read_bytes() == (tmp_path / "whole" / best).read_bytes()
+    assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
+
+
+def test_sgds_momentum_goes_on_too(tmp_path):
+    settings = {"optimiser": "sgd", "learning_rate": 0.01}
+    run(toy_recipe(tmp_path, max_epochs=1, **settings), tmp_path / "a")
+    run(toy_recipe(tmp_path, max_epochs=2, **settings), tmp_path / "a", resume=True)
+    run(toy_recipe(tmp_path, max_epochs=2, **settings), tmp_path / "b")
+    assert_same(weights_of(tmp_path / "a"), weights_of(tmp_path / "b"))
+
+
+def test_a_finished_run_stays_finished_and_is_not_written_over(tmp_path):
+    recipe = toy_recipe(tmp_path, max_epochs=1)
+    run(recipe, tmp_path / "run")
+    before = (tmp_path / "run" / "last.safetensors").read_bytes()
+    assert run(recipe, tmp_path / "run", resume=True).standing.epoch == 1
+    assert (tmp_path / "run" / "last.safetensors").read_bytes() == before
+    with pytest.raises(TrainingError, match="has a run in it; resume it"):
+        run(recipe, tmp_path / "run")
+    other = replace(recipe, train=replace(recipe.train, learning_rate=0.5))
+    with pytest.raises(TrainingError, match=r"has train.learning_rate 0.02, not 0.5"):
+        run(other, tmp_path / "run", resume=True)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
+    tmp_path, monkeypatch
+):
+    recipe = toy_recipe(tmp_path, save_every=1)
+    calls = []
+
+    def broken(network, config, batch):
+        losses = sequence_losses(network, config, batch)
+        calls.append(batch)
+        return losses * torch.tensor([1.0, math.nan, *[1.0] * 6]) if len(calls) == 4 else losses
+
+    monkeypatch.setattr(training, "sequence_losses", broken)
+    with pytest.raises(NonFiniteLoss) as error:
+        run(recipe, tmp_path / "run")
+    name = calls[-1].pairs[1].name
+    assert str(error.value).startswith(
+        f"the loss of {name} is not finite at step 4, in epoch 1; the last good state is in "
+    )
+    assert "\n" not in str(error.value)
+    monkeypatch.undo()
+    run(recipe, tmp_path / "run", resume=True)
+    run(recipe, tmp_path / "whole")
+    assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path):
+    recipe = toy_recipe(tmp_path, optimiser="sgd", learning_rate=1e38, save_every=1)
+    with pytest.raises(
+        NonFiniteLoss, match=r"weight is not finite after step|loss of .* is not finite"
+    ):
+        run(recipe, tmp_path / "run")
+    assert all(tensor.isfinite().all() for tensor in weights_of(tmp_path / "run").values())
+
+
+def test_the_run_stops_when_patience_is_out_and_keeps_the_best(tmp_path):
+    rates = [0.5, 0.3, 0.4, 0.3, 0.1]
+    asked = []
+
+    def validate(model, examples):
+        asked.append((model.network.training, len(examples)))
+        return rates[len(asked) - 1]
+
+    recipe = toy_recipe(tmp_path, max_epochs=9, patience=2, stop_at="error_rate")
+    model = run(recipe, tmp_path / "run", validate=validate)
+    assert len(asked) == 4 and set(asked) == {(False, 20)}
+    assert (model.standing.epoch, model.standing.error_rate) == (2, 0.3)
+    with pytest.raises(TrainingError, match="stop_at is error_rate"):
+        run(recipe, tmp_path / "other")
+
+
+def test_pretrained_networks_are_begun_with(tmp_path):
+    for kind in ("prediction", "ctc"):
+        run(toy_recipe(tmp_path, kind, max_epochs=1), tmp_path / kind)
+    recipe = toy_recipe(
+        tmp_path,
+        optimiser="sgd",
+        learning_rate=1e-30,  # too small to change anything
+        max_epochs=1,
+        init_prediction=tmp_path / "prediction",
+        init_transcription=tmp_path / "ctc",
+    )
+    found = run(recipe, tmp_path / "run").network
+    prediction = load_model(tmp_path / "prediction").network
+    assert torch.equal(found.prediction_network.output.weight[1:], prediction.output.weight)
+    transcription = load_model(tmp_path / "ctc").network
+    assert_same(found.transcription_network.state_dict(), transcription.state_dict())
+    wrong = replace(recipe, train=replace(recipe.train, init_prediction=tmp_path / "ctc"))
+    with pytest.raises(TrainingError, match=r"^train.init_prediction, .*ctc: CTC has no"):
+        run(wrong, tmp_path / "wrong")
+
+
+def test_memory_is_predicted_before_the_first_step(tmp_path):
+    file = io.StringIO()
+    recipe = toy_recipe(tmp_path, max_epochs=1)
+    fit(recipe, tmp_path / "run", progress=Progress(Console(file=file)))
+    first, epoch = file.getvalue().splitlines()
+    assert "100 sequences to learn from" in first
+    assert "the largest step has 8 of up to 6 frames and 6 labels" in first
+    assert first.endswith(" MB beside the weights")
+    assert epoch.startswith("epoch 1: ")
+
+
+def test_ctc_leaves_out_what_it_cannot_align_and_says_so(tmp_path):
+    (tmp_path / "toy.tsv").write_text("".join(f"{'ab' * n}c\t{'XY' * n}\n" for n in range(1, 9)))
+    with (tmp_path / "toy.tsv").open("a") as file:
+        file.write("a\tXX\nb\tXYX\n")
+    recipe = toy_recipe(tmp_path, "ctc", max_epochs=1)
+    recipe = replace(recipe, data=replace(recipe.data, num_validation=3))
+    file = io.StringIO()
+    fit(recipe, tmp_path / "run", progress=Progress(Console(file=file)))
+    assert "CTC cannot align" in file.getvalue()
+
+
+def test_the_learning_rate_warms_up_and_decays():
+    config = TrainConfig(learning_rate=1.0, warm_up=4, decay="cosine")
+    assert [learning_rate(config, step, 0.0) for step in range(5)] == [0.25, 0.5, 0.75, 1, 1]
+    rates = [learning_rate(config, 9, passed) for passed in (0.0, 0.5, 1.0)]
+    assert rates == pytest.approx([1, 0.5, 0])
+    assert learning_rate(TrainConfig(), 0, 0.5) == learning_rate(TrainConfig(), 10**6, 1) == 1e-4
+
+
+PROCESSES = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from transduce.progress import Progress
+from transduce.recipe import read_recipe
+from transduce.training import fit
+
+folder = Path(sys.argv[1])
+fit(read_recipe(folder / "recipe.toml"), folder / "two", progress=Progress(Console(quiet=True)))
+"""
+
+
+def test_two_processes_take_the_steps_of_one(tmp_path):
+    """Of 13 steps the shortest batches have one sequence, of which the second process has none."""
+    settings = {"optimiser": "sgd", "learning_rate": 0.05, "weight_noise": 0.02, "max_sequences": 3}
+    recipe = toy_recipe(tmp_path, max_epochs=1, **settings)
+    run(recipe, tmp_path / "one")
+    two = replace(recipe, train=replace(recipe.train, devices=2))
+    (tmp_path / "recipe.toml").write_text(recipe_toml(two))
+    (tmp_path / "script.py").write_text(PROCESSES)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [sys.executable, *launcher, str(tmp_path / "script.py"), str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    options = {"cwd": ROOT, "env": environment, "timeout": 120}
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected, found = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
+    assert found.keys() == expected.keys()
+    for name in expected:  # the optimiser's momentum, a sum of gradients, is among them
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5)
+    ours, theirs = metrics_of(tmp_path / "one")[0], metrics_of(tmp_path / "two")[0]
+    for name in ("bits_per_label", "training_bits_per_label"):
+        assert theirs[name] == pytest.approx(ours[name], rel=1e-5)
+
+
+def test_mixed_precision_learns(tmp_path):
+    recipe = toy_recipe(tmp_path, precision="bf16-mixed", max_epochs=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = run(recipe, tmp_path / "run")
+    assert model.standing.bits_per_label < 2.5
+    assert all(weights.dtype == torch.float32 for weights in model.network.parameters())
