@@ -32,8 +32,7 @@ ORDER = [
         "decoding",
     ),
     *("evaluation", "transcripts", "recipe", "corpus", "checkpoint"),
-    *("pretraining", "losses", "regularisation"),
-    *("progress", "training", "demo", "cli"),
+    *("pretraining", "losses", "regularisation", "progress", "training", "recognition", "demo", "cli"),
 ]
 
 
