@@ -2,18 +2,201 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import cyclopts
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import Progress as Bar
 
 import transduce
 from transduce import demo as demonstration
+from transduce.checkpoint import CheckpointError, TrainedModel, load_model
+from transduce.corpus import read_splits
+from transduce.data.batches import Example
+from transduce.data.manifest import read_manifest, read_tsv
+from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair, skipped_report
+from transduce.evaluation import Evaluation, results_table
+from transduce.recipe import Recipe, RecipeError, read_recipe
+from transduce.recognition import evaluate as evaluation_of
+from transduce.recognition import recognise, validation_error
+from transduce.training import TrainingError, fit
+from transduce.transcripts import Transcript, json_lines
 
 app = cyclopts.App(
     name="transduce",
     help="Sequence transduction with recurrent neural networks.",
     version=transduce.__version__,
 )
+Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
+Device = Literal["auto", "cpu", "cuda"]
+SOUNDS = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".sph", ".nist"}
+
+
+@app.command
+def train(
+    recipe: Path, /, *settings: Settings, run: Path | None = None, resume: bool = False
+) -> None:
+    """Train the network that a recipe describes.
+
+    Example: transduce train recipes/letters-transducer.toml --train.max_epochs 3
+
+    Parameters
+    ----------
+    recipe
+        A TOML file. Each of its settings is also an option: --train.learning_rate 1e-3
+    settings
+        Such options.
+    run
+        The folder for the weights and the metrics; runs/NAME-OF-THE-RECIPE if it is not given.
+    resume
+        Go on where the run in that folder was stopped, as if it never had been.
+    """
+    with sentences():
+        fit(
+            read_recipe(recipe, _overrides(settings)),
+            run or Path("runs") / recipe.stem,
+            resume=resume,
+            validate=validation_error,
+        )
+
+
+@app.command
+def evaluate(
+    run: Path,
+    data: Path | None = None,
+    /,
+    *,
+    target: str = "text",
+    beam_width: int = 1,
+    device: Device = "auto",
+    skip_bad: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> None:
+    """Print a network's log-loss and error rate.
+
+    Example: transduce evaluate runs/letters-transducer --beam-width 10
+
+    Parameters
+    ----------
+    run
+        The folder of a run, or its model.safetensors.
+    data
+        A manifest (.jsonl) or lines of source TAB target (.tsv); the run's own test set if it is
+        not given.
+    target
+        Which field of the manifest is the target.
+    beam_width
+        1 is the greedy search, and the best path of a CTC network.
+    device
+        Where to compute.
+    skip_bad
+        Leave out what cannot be read, and say how much that was.
+    as_json
+        Print JSON instead of a table.
+    """
+    with sentences():
+        model = _on(device, load_model(run))
+        skipped: list[DataError] | None = [] if skip_bad else None
+        pairs = _test_pairs(run, model, data, target, skipped)
+        with working(f"{len(pairs)} sequences", len(pairs)) as done:
+            row = evaluation_of(model, pairs, beam_width=beam_width, skipped=skipped, done=done)
+        if skipped:
+            print(skipped_report(skipped, len(pairs)), file=sys.stderr)
+        if as_json:
+            print(json.dumps(row.as_dict(), ensure_ascii=False))
+        else:
+            _show([row])
+
+
+@app.command
+def transcribe(
+    run: Path,
+    /,
+    *files: Path,
+    beam_width: int = 1,
+    n_best: int = 1,
+    timestamps: bool = False,
+    form: Annotated[Literal["txt", "json", "textgrid"], Parameter(name="--format")] = "txt",
+    output: Path | None = None,
+    device: Device = "auto",
+) -> None:
+    """Print what a network makes of sound, frames or lines of text.
+
+    Example: echo transducer | transduce transcribe runs/letters-transducer --n-best 3
+
+    Parameters
+    ----------
+    run
+        The folder of a run, or its model.safetensors.
+    files
+        Sound files, .npy files of frames, manifests (.jsonl), or text files; without any, lines of
+        text are read from standard input.
+    beam_width
+        1 is the greedy search, unless there is more to find than one output.
+    n_best
+        How many outputs of each, with their probabilities.
+    timestamps
+        A line for each label: start, peak and end in seconds, and its confidence.
+    form
+        Text, a line of JSON for each input, or TextGrids, which Praat opens.
+    output
+        A folder to write a file into for each input, instead of printing.
+    device
+        Where to compute.
+    """
+    with sentences():
+        model = _on(device, load_model(run))
+        examples = _inputs(model, files)
+        width = max(beam_width, n_best)
+        with working(f"{len(examples)} inputs", len(examples)) as done:
+            found = recognise(
+                model, examples, beam_width=width, n_best=n_best,
+                with_timings=timestamps or form != "txt", done=done,
+            )  # fmt: skip
+        transcripts = [
+            _transcript(model, example, best) for example, best in zip(examples, found, strict=True)
+        ]
+        _write(transcripts, form, timestamps, output)
+
+
+@app.command
+def table(
+    *runs: Path, beam_width: int = 1, device: Device = "auto", skip_bad: bool = False
+) -> None:
+    """Print the paper's Table 1, with ours beside it.
+
+    Example: transduce table runs/letters-prediction runs/letters-ctc runs/letters-transducer
+
+    Parameters
+    ----------
+    runs
+        Folders of runs, or recipes (.toml), which are trained first if their run is not there.
+    beam_width
+        Of the transducer; 1 is the greedy search. CTC is searched by prefixes if it is not 1.
+    device
+        Where to compute.
+    skip_bad
+        Leave out what cannot be read, and say how much that was.
+    """
+    with sentences():
+        rows = []
+        for run in runs:
+            folder = _trained(run)
+            model = _on(device, load_model(folder))
+            skipped: list[DataError] | None = [] if skip_bad else None
+            pairs = _test_pairs(folder, model, None, "text", skipped)
+            with working(f"{folder.name}: {len(pairs)} sequences", len(pairs)) as done:
+                row = evaluation_of(model, pairs, beam_width=beam_width, skipped=skipped, done=done)
+            rows.append(row)
+        _show(rows)
 
 
 @app.command
@@ -38,3 +221,175 @@ def demo(*, steps: int = 400, seed: int = 0, figure: Path | None = None) -> None
 
 def main() -> None:
     app()
+
+
+# --- What the commands share --------------------------------------------------------------------
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """What the user can mend is said in a sentence, and the exit code is 1."""
+    try:
+        yield
+    except (DataError, RecipeError, CheckpointError, TrainingError, ValueError) as error:
+        raise SystemExit(f"transduce: {error}") from None
+    except BrokenPipeError:  # somebody has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        raise SystemExit("transduce: stopped") from None
+
+
+@contextmanager
+def working(title: str, total: int) -> Iterator[Any]:
+    """A progress bar on standard error, if that is a terminal."""
+    console = Console(stderr=True)
+    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda number: bar.advance(task, number)
+
+
+def _overrides(tokens: Sequence[str]) -> dict[str, str]:
+    """--train.learning_rate 1e-3, or with = between them, by their dotted names."""
+    overrides: dict[str, str] = {}
+    rest = list(tokens)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if not name.startswith("--"):
+            raise RecipeError(f"{name!r} is not an option; settings are --section.name VALUE")
+        if not equals and not rest:
+            raise RecipeError(f"{name} wants a value after it")
+        setting = name[2:].replace("-", "_")
+        if "." not in setting:
+            near = get_close_matches(name, ["--run", "--resume"], 1, 0.5)
+            meant = f"did you mean {near[0]}?" if near else "see transduce train --help"
+            raise RecipeError(f"there is no option {name}; {meant}")
+        overrides[setting] = value if equals else rest.pop(0)
+    return overrides
+
+
+def _on(device: Device, model: TrainedModel) -> TrainedModel:
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    model.network.to(device)
+    return model
+
+
+def _test_pairs(
+    run: Path,
+    model: TrainedModel,
+    data: Path | None,
+    target: str,
+    skipped: list[DataError] | None,
+) -> Sequence[Pair]:
+    """The pairs of a file, or else of the test set that the run's recipe names."""
+    signature = model.signature
+    if data is None:
+        folder = run if run.is_dir() else run.parent
+        pairs: Sequence[Pair] = read_splits(_recipe_of(folder).data, skipped).test
+        if not pairs:
+            raise ValueError(
+                f"the recipe of {folder} names no test set; give a file to evaluate on"
+            )
+    elif data.suffix == ".jsonl":
+        pairs = read_manifest(data, signature.target_notation, target, skipped)
+    elif signature.source_notation is None:
+        raise ValueError(f"{data} must be a manifest (.jsonl), because {run} takes sound or frames")
+    else:
+        notations = signature.source_notation, signature.target_notation
+        pairs = read_tsv(data, *notations, skipped)
+    return pairs
+
+
+def _recipe_of(folder: Path) -> Recipe:
+    return read_recipe(folder / "config.toml")
+
+
+def _trained(run: Path) -> Path:
+    """The folder of a run; a recipe's is trained if it is not there."""
+    if run.suffix != ".toml":
+        return run
+    folder = Path("runs") / run.stem
+    if not (folder / "model.safetensors").exists():
+        fit(read_recipe(run), folder, validate=validation_error)
+    return folder
+
+
+def _inputs(model: TrainedModel, files: Sequence[Path]) -> list[Example]:
+    """What is to be transcribed, as the network takes it."""
+    signature = model.signature
+    pairs: list[Pair] = []
+    if not files:
+        for number, line in enumerate(sys.stdin, 1):
+            pairs += _line_pair(model, line, Origin(Path("standard input"), number))
+    for file in files:
+        origin = Origin(file)
+        if file.suffix == ".jsonl":
+            pairs += read_manifest(file, None)
+        elif file.suffix == ".npy":
+            pairs.append(Pair(file.stem, Frames(file), (), origin))
+        elif file.suffix.lower() in SOUNDS:
+            pairs.append(Pair(file.stem, Audio(file), (), origin))
+        else:
+            for number, line in enumerate(_lines(file), 1):
+                pairs += _line_pair(model, line, Origin(file, number))
+    return list(signature.examples(pairs, with_labels=False))
+
+
+def _line_pair(model: TrainedModel, line: str, origin: Origin) -> list[Pair]:
+    notation = model.signature.source_notation
+    if notation is None:
+        raise origin.error("it is text, but the network takes sound; give sound files")
+    text = line.strip()
+    return [Pair(text, notation.symbols(text), (), origin)] if text else []
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}); check the path") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{file} is neither text nor a sound file that is known") from None
+
+
+def _transcript(model: TrainedModel, example: Example, best: tuple[Any, ...]) -> Transcript:
+    signature = model.signature
+    shift = None
+    seconds = None
+    if signature.features is not None and isinstance(example.pair.source, Audio):
+        shift = signature.features.shift * model.config.pooling
+        seconds = example.num_frames * signature.features.shift
+    separator = " " if signature.target_notation.split == "spaces" else ""
+    return Transcript(example.pair.name, best, signature.targets, separator, shift, seconds)
+
+
+def _write(
+    transcripts: Sequence[Transcript], form: str, timestamps: bool, output: Path | None
+) -> None:
+    """Print them, or write each into a file of its own, whole or not at all."""
+    texts = {
+        "txt": lambda t: t.as_text(timestamps),
+        "json": lambda t: json_lines([t]),
+        "textgrid": lambda t: t.as_textgrid().rstrip("\n"),
+    }
+    if output is None:
+        for transcript in transcripts:
+            print(texts[form](transcript))
+        return
+    output.mkdir(parents=True, exist_ok=True)
+    suffix = {"txt": ".txt", "json": ".json", "textgrid": ".TextGrid"}[form]
+    for transcript in transcripts:
+        path = output / (transcript.name.replace(os.sep, "-") + suffix)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(texts[form](transcript) + "\n", "utf-8")
+        partial.replace(path)
+
+
+def _show(rows: Sequence[Evaluation]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(results_table(rows))
+    for row in rows:
+        if row.detail is not None and len(rows) == 1:
+            console.print(row.detail)

@@ -1,0 +1,145 @@
+"""A trained network at work: what it outputs for examples, and how good that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from transduce.checkpoint import TrainedModel
+from transduce.ctc import ctc_best_path, ctc_prefix_search
+from transduce.data.batches import Batch, Batches, Example
+from transduce.data.pairs import DataError, Pair
+from transduce.decoding import Hypothesis, beam_search, greedy_search
+from transduce.evaluation import (
+    Evaluation,
+    bits_per_label,
+    error_rate,
+    misclassified,
+    nearest_error_rate,
+)
+from transduce.networks import PredictionNetwork, TranscriptionNetwork
+from transduce.training import losses
+
+CELLS = 1_000_000  # of padded lattice that are taken at once
+Done = Callable[[int], None]  # is told how many examples more are done
+NAMES = {"transducer": "transducer", "ctc": "CTC", "prediction": "prediction"}
+
+
+def recognise(
+    model: TrainedModel,
+    examples: Sequence[Example],
+    *,
+    beam_width: int = 1,
+    n_best: int = 1,
+    with_timings: bool = False,
+    done: Done | None = None,
+) -> list[tuple[Hypothesis, ...]]:
+    """The hypotheses of each example, best first.
+
+    A transducer's width of 1 is the greedy search, any other Algorithm 1. CTC takes its best path,
+    or with any other width the prefix search, which has one hypothesis and no timings.
+    """
+    network = model.network
+    if isinstance(network, PredictionNetwork):
+        raise ValueError("a prediction network alone has no input to recognise")
+    found: list[tuple[Hypothesis, ...]] = [()] * len(examples)
+    for indices, batch in _batches(model, examples):
+        if isinstance(network, TranscriptionNetwork):
+            hypotheses = _ctc(network, batch, beam_width)
+        elif beam_width == 1 and n_best == 1 and not with_timings:
+            hypotheses = [(h,) for h in greedy_search(network, batch.frames, batch.num_frames)]
+        else:
+            searched = beam_search(
+                network, batch.frames, batch.num_frames,
+                beam_width=beam_width, n_best=n_best, with_timings=with_timings,
+            )  # fmt: skip
+            hypotheses = [tuple(best) for best in searched]
+        for i, best in zip(indices, hypotheses, strict=True):
+            found[i] = best
+        if done:
+            done(len(indices))
+    return found
+
+
+@torch.no_grad()
+def _ctc(
+    network: TranscriptionNetwork, batch: Batch, beam_width: int
+) -> list[tuple[Hypothesis, ...]]:
+    transcription, num_vectors = network.eval()(batch.frames, batch.num_frames)
+    search = ctc_best_path if beam_width == 1 else ctc_prefix_search
+    return [
+        (Hypothesis(one.labels, one.log_prob, one.log_prob / max(1, len(one.labels)), ()),)
+        for one in search(transcription, num_vectors)
+    ]
+
+
+def validation_error(model: TrainedModel, examples: Sequence[Example]) -> float:
+    """The error rate of a network's likeliest outputs, for `training.fit`."""
+    if isinstance(model.network, PredictionNetwork):
+        return _misclassification_rate(model, examples)
+    outputs = [[str(k) for k in best[0].labels] for best in recognise(model, examples)]
+    targets = [[str(k) for k in example.labels.tolist()] for example in examples]
+    return error_rate(outputs, targets, num_resamples=0).rate
+
+
+def evaluate(
+    model: TrainedModel,
+    pairs: Sequence[Pair],
+    *,
+    beam_width: int = 1,
+    cache: Path | None = None,
+    skipped: list[DataError] | None = None,
+    done: Done | None = None,
+) -> Evaluation:
+    """A network's log-loss and error rate on pairs that have targets.
+
+    Outputs are compared as symbols, so that a target may have some which were never seen in
+    training; the log-loss is of the pairs that have none.
+    """
+    known: list[DataError] = []  # what has no log-loss is not left out of the error rate
+    labelled = model.signature.examples(pairs, cache=cache, skipped=known)
+    bits = _bits(model, labelled)
+    row = Evaluation(NAMES[model.config.network], bits, 0.0, epochs=model.standing.epoch or None)
+    if isinstance(model.network, PredictionNetwork):
+        return replace(row, error=_misclassification_rate(model, labelled))
+    examples = model.signature.examples(pairs, with_labels=False, cache=cache, skipped=skipped)
+    found = recognise(model, examples, beam_width=beam_width, done=done)
+    decode = model.signature.targets.decode
+    detail = nearest_error_rate(
+        [tuple(decode(best[0].labels)) for best in found],
+        [example.pair.references for example in examples],
+    )
+    return replace(row, error=detail.rate, detail=detail)
+
+
+@torch.no_grad()
+def _bits(model: TrainedModel, examples: Sequence[Example]) -> float:
+    model.network.eval()
+    nats = sum(float(losses(model.network, batch).sum()) for _, batch in _batches(model, examples))
+    return bits_per_label(nats, sum(e.num_labels for e in examples))
+
+
+@torch.no_grad()
+def _misclassification_rate(model: TrainedModel, examples: Sequence[Example]) -> float:
+    network = model.network.eval()
+    wrong = sum(
+        misclassified(network(batch.labels), batch.labels, batch.num_labels, with_null=False)
+        for _, batch in _batches(model, examples)
+    )
+    return wrong / sum(e.num_labels for e in examples)
+
+
+def _batches(model: TrainedModel, examples: Sequence[Example]) -> Iterator[tuple[list[int], Batch]]:
+    """Batches on the model's device, and which examples each has."""
+    batches = Batches(examples, max(CELLS, _largest(examples)), 0)
+    device = next(model.network.parameters()).device
+    for indices in batches.in_order():
+        [batch] = batches.load([indices])
+        yield indices, batch.to(device)
+
+
+def _largest(examples: Sequence[Example]) -> int:
+    return max((max(1, e.num_frames) * (e.num_labels + 1) for e in examples), default=1)
