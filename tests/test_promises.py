@@ -135,9 +135,9 @@ def test_the_command_says_what_is_wrong_and_exits_with_an_error():
         "-c",
         "from transduce.cli import main; main()",
         "demo",
-        "--stesp",
+        "--sede",
         "3",
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode != 0
-    assert "--steps" in done.stdout + done.stderr
+    assert "--seed" in done.stdout + done.stderr

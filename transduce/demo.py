@@ -1,135 +1,97 @@
-"""The demonstration: numbers in digits become Roman numerals, which are often longer."""
+"""The demonstration: the paper's three networks learn letters to sounds, and print its Table 1."""
 
 from __future__ import annotations
 
-import random
 import time
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
-from transduce.alphabet import Alphabet
-from transduce.decoding import Hypothesis, greedy_search
-from transduce.lattice.loss import (
-    best_alignment,
-    lattice_transitions,
-    log_occupancy,
-    transducer_loss,
-)
+from transduce.checkpoint import TrainedModel, load_model
+from transduce.corpus import read_splits
+from transduce.data.dictionaries import by_source
+from transduce.data.pairs import Pair
+from transduce.evaluation import results_table
+from transduce.lattice.loss import best_alignment, lattice_transitions, log_occupancy
 from transduce.networks import Transducer
+from transduce.recipe import read_recipe
+from transduce.recognition import evaluate, recognise, validation_error
+from transduce.training import fit
 
-DIGITS, NUMERALS = Alphabet("0123456789"), Alphabet("IVXLCDM")
-VALUES = {"M": 1000, "CM": 900, "D": 500, "CD": 400, "C": 100, "XC": 90, "L": 50, "XL": 40}
-VALUES |= {"X": 10, "IX": 9, "V": 5, "IV": 4, "I": 1}
-
-
-def roman(number: int) -> str:
-    numeral = ""
-    for letters, value in VALUES.items():
-        count, number = divmod(number, value)
-        numeral += letters * count
-    return numeral
+NETWORKS = ("prediction", "ctc", "transducer")
+NUM_SHOWN = 10  # words
 
 
-def pad(sequences: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """The sequences as one tensor [B, longest], and their lengths [B]."""
-    padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(s) for s in sequences], batch_first=True)
-    return padded, torch.tensor([len(s) for s in sequences])
-
-
-def run(steps: int, seed: int, figure: Path | None = None) -> None:
-    """Train a transducer on generated pairs, and show what it makes of numbers it has not seen."""
-    console = Console()
-    torch.manual_seed(seed)
-    numbers = random.Random(seed).sample(range(1, 4000), 3999)
-    held_out, training = numbers[:400], numbers[400:]
-    longer = sum(len(roman(n)) > len(str(n)) for n in numbers) / len(numbers)
-    console.print(
-        f"{len(training)} numbers to learn from, {len(held_out)} held out; of {longer:.0%} the "
-        "output is longer than the input."
-    )
-    model = Transducer(input_size=len(DIGITS), num_labels=len(NUMERALS), hidden_size=64)
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
-    shuffled = random.Random(seed)
+def run(folder: Path, seed: int, figure: Path | None = None) -> None:
+    """Train the three networks on CMUdict, compare them, and pronounce words they have not seen."""
+    console = Console(highlight=False)
     start = time.perf_counter()
-    with console.status("compiling the kernels, once"):
-        train_step(model, optimiser, training[:64])
-    console.print(f"kernels ready after {time.perf_counter() - start:.1f} s")
-    start = time.perf_counter()
-    for step in range(1, steps + 1):
-        bits = train_step(model, optimiser, shuffled.sample(training, 64))
-        if step % 50 == 0 or step == steps:
-            rate = step / (time.perf_counter() - start)
-            console.print(f"step {step:4d}   {bits:6.3f} bits a label   {rate:.0f} steps a second")
-    hypotheses = transcribe(model, held_out)
-    right = sum(
-        text(found) == roman(number) for number, found in zip(held_out, hypotheses, strict=True)
-    )
-    console.print(f"{right} of {len(held_out)} held-out numbers are right ({right / 4:.1f} %)")
-    table = Table("number", "transduced", "correct", "emitted at each digit")
-    for number, found in list(zip(held_out, hypotheses, strict=True))[:8]:
-        table.add_row(str(number), text(found), roman(number), by_digit(number, found))
-    console.print(table)
+    rows = []
+    for network in NETWORKS:
+        recipe = read_recipe(recipe_file(f"letters-{network}"), {"train.seed": str(seed)})
+        console.rule(f"{network} network")
+        fit(recipe, folder / network, validate=validation_error)
+        test = by_source(read_splits(recipe.data).test)
+        rows.append(evaluate(load_model(folder / network), test))
+    model = load_model(folder / "transducer")
+    console.rule("the paper's Table 1, with letters for its speech")
+    console.print(results_table(rows))
+    console.print(pronunciations(model, test[:NUM_SHOWN]))
     if figure is not None:
-        draw(model, held_out[0], figure)
-        console.print(f"the output lattice of {held_out[0]} is in {figure}")
+        draw(model, test[0], figure)
+        console.print(f"the output lattice of {test[0].name!r} is in {figure}")
+    console.print(
+        f"The runs are in {folder}/ ({time.perf_counter() - start:.0f} s in all). Try:\n"
+        f"  echo transducer | transduce transcribe {folder / 'transducer'} --n-best 3"
+    )
 
 
-def train_step(model: Transducer, optimiser: torch.optim.Optimizer, numbers: list[int]) -> float:
-    """One step of gradient descent; returns the loss in bits a label."""
-    frames, num_frames = pad([DIGITS.encode(str(n)) for n in numbers])
-    labels, num_labels = pad([NUMERALS.encode(roman(n)) for n in numbers])
-    transcription, prediction, num_frames = model(frames, num_frames, labels)
-    loss = transducer_loss(transcription, prediction, labels, num_frames, num_labels)
-    optimiser.zero_grad()
-    torch.autograd.backward(loss.mean())
-    optimiser.step()
-    return float(loss.detach().sum() / num_labels.sum()) / 0.6931471805599453
+def recipe_file(name: str) -> Path:
+    """A recipe that comes with the package, or beside it in a checkout."""
+    package = Path(__file__).parent
+    installed = package / "recipes" / f"{name}.toml"
+    return installed if installed.exists() else package.parent / "recipes" / f"{name}.toml"
 
 
-def transcribe(model: Transducer, numbers: list[int]) -> list[Hypothesis]:
-    return greedy_search(model, *pad([DIGITS.encode(str(n)) for n in numbers]))
+def pronunciations(model: TrainedModel, pairs: list[Pair]) -> Table:
+    """Words that were held out, as the transducer says them."""
+    examples = model.signature.examples(pairs, with_labels=False)
+    table = Table("held-out word", "transduced", "in the dictionary", "")
+    for example, [best, *_] in zip(examples, recognise(model, examples), strict=True):
+        output = tuple(model.signature.targets.decode(best.labels))
+        known = [" ".join(reference) for reference in example.pair.references]
+        right = output in example.pair.references
+        table.add_row(example.pair.name, " ".join(output), ", ".join(known), "✓" if right else "")
+    return table
 
 
-def text(found: Hypothesis) -> str:
-    return "".join(NUMERALS.decode(found.labels))
-
-
-def draw(model: Transducer, number: int, figure: Path) -> None:
-    """The output lattice of a number: how probable each node is, and the best alignment."""
+def draw(model: TrainedModel, pair: Pair, figure: Path) -> None:
+    """The output lattice of a word: how probable each node is, and the best alignment."""
     from matplotlib.figure import Figure
 
-    numeral = roman(number)
-    frames, num_frames = pad([DIGITS.encode(str(number))])
-    labels, _ = pad([NUMERALS.encode(numeral)])
+    assert isinstance(model.network, Transducer)
+    [example] = model.signature.examples([pair])
+    letters, phones = pair.name, list(pair.target)
     with torch.no_grad():
-        transcription, prediction, _ = model(frames, num_frames, labels)
-    arrows = lattice_transitions(transcription[0], prediction[0], labels[0])
-    occupancy = log_occupancy(*arrows).clamp(min=-20)
+        f, g, _ = model.network(
+            example.frames[None], torch.tensor([example.num_frames]), example.labels[None]
+        )
+    arrows = lattice_transitions(f[0], g[0], example.labels)
     emitted, _ = best_alignment(*arrows)
     canvas = Figure(figsize=(5, 6), layout="constrained")
     axes = canvas.subplots()
+    occupancy = log_occupancy(*arrows).clamp(min=-20)
     image = axes.imshow(occupancy.T, origin="lower", cmap="viridis", aspect="auto")
     path = [(0.0, 0.0)]
     for u, t in enumerate(emitted):
         path += [(t, u), (t, u + 1)]
-    path.append((len(str(number)) - 1, len(numeral)))
+    path.append((len(letters) - 1, len(phones)))
     axes.plot(*zip(*path, strict=True), color="red", marker=".", label="most probable alignment")
-    axes.set_xticks(range(len(str(number))), list(str(number)))
-    axes.set_yticks(range(len(numeral) + 1), ["∅", *numeral])
-    axes.set(xlabel="input x, one frame a digit", ylabel="output y, emitted so far")
+    axes.set_xticks(range(len(letters)), list(letters))
+    axes.set_yticks(range(len(phones) + 1), ["∅", *phones])
+    axes.set(xlabel="input x, one frame a letter", ylabel="output y, emitted so far")
     axes.legend(loc="upper left")
     canvas.colorbar(image, label="log-probability that the alignment passes the node")
     canvas.savefig(figure, dpi=120)
-
-
-def by_digit(number: int, found: Hypothesis) -> str:
-    """Which letters were emitted at which digit, as 1:M 9:CM."""
-    letters = text(found)
-    emitted = {t: "" for t in range(len(str(number)))}
-    for letter, t in zip(letters, found.frames, strict=True):
-        emitted[t] += letter
-    return "  ".join(f"{digit}:{emitted[t]}" for t, digit in enumerate(str(number)))

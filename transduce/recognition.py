@@ -45,6 +45,8 @@ def recognise(
     network = model.network
     if isinstance(network, PredictionNetwork):
         raise ValueError("a prediction network alone has no input to recognise")
+    if isinstance(network, TranscriptionNetwork) and (n_best > 1 or with_timings):
+        raise ValueError("CTC's searches have one output and no timings; ask for just the output")
     found: list[tuple[Hypothesis, ...]] = [()] * len(examples)
     for indices, batch in _batches(model, examples):
         if isinstance(network, TranscriptionNetwork):

@@ -1,0 +1,131 @@
+"""The commands, as a person runs them: what they print, what they write, and how they refuse."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+ROOT = Path(__file__).parent.parent
+WORDS = ["ab", "ba", "aab", "bba", "abab", "a", "b", "bb", "aa", "abb", "baa", "bab"]
+RECIPE = """
+[data]
+corpus = "tsv"
+training = "pairs.tsv"
+validation = "pairs.tsv"
+test = "pairs.tsv"
+target_notation = { split = "spaces" }
+
+[network]
+network = "NETWORK"
+hidden_size = 16
+prediction_size = 16
+
+[train]
+optimiser = "adamw"
+learning_rate = 0.02
+weight_noise = 0.0
+max_sequences = 12
+max_epochs = 40
+"""
+
+
+def transduce(*arguments, folder, text=None):
+    command = [sys.executable, "-c", "from transduce.cli import main; main()", *map(str, arguments)]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "COLUMNS": "100"}
+    return subprocess.run(
+        command, cwd=folder, input=text, capture_output=True, text=True, env=environment
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three runs on the same small pairs: letters become capitals, doubled."""
+    folder = tmp_path_factory.mktemp("runs")
+    lines = [f"{word}\t{' '.join(2 * c.upper() for c in word)}" for word in WORDS]
+    (folder / "pairs.tsv").write_text("\n".join(lines) + "\n")
+    for network in ("transducer", "ctc", "prediction"):
+        (folder / f"{network}.toml").write_text(RECIPE.replace("NETWORK", network))
+        done = transduce("train", f"{network}.toml", folder=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_training_leaves_a_run_folder(folder):
+    names = {path.name for path in (folder / "runs/transducer").iterdir()}
+    assert {"config.toml", "model.safetensors", "metrics.jsonl"} <= names
+    assert not any(name.endswith(".partial") for name in names)
+
+
+def test_the_table_has_the_papers_rows_beside_ours(folder):
+    runs = [f"runs/{network}" for network in ("prediction", "ctc", "transducer")]
+    done = transduce("table", *runs, folder=folder)
+    assert done.returncode == 0, done.stderr
+    for name in ("prediction", "CTC", "transducer", "23.2 %"):
+        assert name in done.stdout
+
+
+def test_evaluation_prints_a_table_or_json(folder):
+    done = transduce("evaluate", "runs/transducer", "pairs.tsv", "--json", folder=folder)
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)
+    assert row["network"] == "transducer" and row["error"] < 0.2
+    done = transduce("evaluate", "runs/transducer", "--beam-width", 4, folder=folder)
+    assert done.returncode == 0 and "substitutions" in done.stdout.lower()
+
+
+def test_lines_of_text_are_transcribed(folder):
+    done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\nbba\n\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["AA BB", "BB BB AA"]
+
+
+def test_several_outputs_come_with_probabilities_best_first(folder):
+    options = ("--n-best", 3, "--beam-width", 8)
+    done = transduce("transcribe", "runs/transducer", *options, folder=folder, text="ab\n")
+    probabilities = [float(line.split("\t")[0]) for line in done.stdout.splitlines()]
+    assert len(probabilities) == 3 and probabilities[0] == max(probabilities)
+
+
+def test_textgrids_and_json_are_written_one_for_each_input(folder):
+    (folder / "words.txt").write_text("ab\nba\n")
+    for form, suffix in (("textgrid", ".TextGrid"), ("json", ".json")):
+        options = ("words.txt", "--format", form, "--output", "out")
+        done = transduce("transcribe", "runs/transducer", *options, folder=folder)
+        assert done.returncode == 0, done.stderr
+        assert (folder / f"out/ab{suffix}").read_text()
+    assert json.loads((folder / "out/ba.json").read_text())["hypotheses"][0]["output"] == "BB AA"
+    assert {path.suffix for path in (folder / "out").iterdir()} == {".TextGrid", ".json"}
+
+
+REFUSALS = {
+    "a misspelt setting": (
+        ("train", "transducer.toml", "--train.learning_rat", "1"),
+        "learning_rate",
+    ),
+    "a misspelt option": (("train", "transducer.toml", "--resum", "1"), "--resume"),
+    "a setting without a value": (("train", "transducer.toml", "--train.seed"), "wants a value"),
+    "no such recipe": (("train", "nothing.toml"), "nothing.toml cannot be read"),
+    "no such run": (("evaluate", "runs/nothing"), "runs/nothing"),
+    "no such file": (("transcribe", "runs/transducer", "nothing.txt"), "nothing.txt cannot be"),
+    "sound for letters": (("transcribe", "runs/transducer", "tone.wav"), "tone.wav"),
+    "a prediction network": (("transcribe", "runs/prediction", "words.txt"), "prediction network"),
+    "more outputs than CTC has": (
+        ("transcribe", "runs/ctc", "words.txt", "--n-best", "3"),
+        "CTC",
+    ),
+}
+
+
+@pytest.mark.parametrize("arguments, message", REFUSALS.values(), ids=REFUSALS)
+def test_what_is_wrong_is_one_sentence_and_the_exit_code_is_1(folder, arguments, message):
+    soundfile.write(folder / "tone.wav", np.zeros(1600), 16000)
+    (folder / "words.txt").write_text("ab\n")
+    done = transduce(*arguments, folder=folder)
+    assert done.returncode == 1
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
