@@ -156,10 +156,11 @@ def transcribe(
         model = _on(device, load_model(run))
         examples = _inputs(model, files)
         width = max(beam_width, n_best)
+        timed = form == "textgrid" or (form == "json" and model.config.network == "transducer")
         with working(f"{len(examples)} inputs", len(examples)) as done:
             found = recognise(
                 model, examples, beam_width=width, n_best=n_best,
-                with_timings=timestamps or form == "textgrid" or _has_timings(model, form), done=done,
+                with_timings=timestamps or timed, done=done,
             )  # fmt: skip
         transcripts = [
             _transcript(model, example, best) for example, best in zip(examples, found, strict=True)
@@ -338,10 +339,6 @@ def _inputs(model: TrainedModel, files: Sequence[Path]) -> list[Example]:
             for number, line in enumerate(_lines(file), 1):
                 pairs += _line_pair(model, line, Origin(file, number))
     return list(signature.examples(pairs, with_labels=False))
-
-
-def _has_timings(model: TrainedModel, form: str) -> bool:
-    return form == "json" and model.config.network == "transducer"
 
 
 def _line_pair(model: TrainedModel, line: str, origin: Origin) -> list[Pair]:
