@@ -20,8 +20,8 @@ from transduce.evaluation import (
     misclassified,
     nearest_error_rate,
 )
+from transduce.losses import ctc_can_align, sequence_losses
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
-from transduce.training import losses
 
 CELLS = 1_000_000  # of padded lattice that are taken at once
 Done = Callable[[int], None]  # is told how many examples more are done
@@ -99,7 +99,7 @@ def evaluate(
     """A network's log-loss and error rate on pairs that have targets.
 
     Outputs are compared as symbols, so that a target may have some which were never seen in
-    training; the log-loss is of the pairs that have none.
+    training; the log-loss is of the pairs that have none and, of a CTC network, that it can align.
     """
     known: list[DataError] = []  # what has no log-loss is not left out of the error rate
     labelled = model.signature.examples(pairs, cache=cache, skipped=known)
@@ -120,7 +120,12 @@ def evaluate(
 @torch.no_grad()
 def _bits(model: TrainedModel, examples: Sequence[Example]) -> float:
     model.network.eval()
-    nats = sum(float(losses(model.network, batch).sum()) for _, batch in _batches(model, examples))
+    if model.config.network == "ctc":  # what it cannot align has no loss
+        examples = [e for e in examples if ctc_can_align(e, model.config.pooling)]
+    nats = sum(
+        float(sequence_losses(model.network, model.config, batch).double().sum())
+        for _, batch in _batches(model, examples)
+    )
     return bits_per_label(nats, sum(e.num_labels for e in examples))
 
 
