@@ -154,6 +154,8 @@ def transcribe(
     """
     with sentences():
         model = _on(device, load_model(run))
+        if model.config.network == "prediction":
+            raise ValueError(f"{run} is a prediction network, which has no input to transcribe")
         examples = _inputs(model, files)
         width = max(beam_width, n_best)
         timed = form == "textgrid" or (form == "json" and model.config.network == "transducer")
@@ -373,21 +375,22 @@ def _write(
     transcripts: Sequence[Transcript], form: str, timestamps: bool, output: Path | None
 ) -> None:
     """Print them, or write each into a file of its own, whole or not at all."""
-    texts = {
-        "txt": lambda t: t.as_text(timestamps),
-        "json": lambda t: json_lines([t]),
-        "textgrid": lambda t: t.as_textgrid().rstrip("\n"),
-    }
+
+    def text(transcript: Transcript) -> str:
+        if form == "json":
+            return json_lines([transcript])
+        return transcript.as_textgrid() if form == "textgrid" else transcript.as_text(timestamps)
+
     if output is None:
         for transcript in transcripts:
-            print(texts[form](transcript))
+            print(text(transcript))
         return
     output.mkdir(parents=True, exist_ok=True)
     suffix = {"txt": ".txt", "json": ".json", "textgrid": ".TextGrid"}[form]
     for transcript in transcripts:
         path = output / (transcript.name.replace(os.sep, "-") + suffix)
         partial = path.with_name(path.name + ".partial")
-        partial.write_text(texts[form](transcript) + "\n", "utf-8")
+        partial.write_text(text(transcript) + "\n", "utf-8")
         partial.replace(path)
 
 

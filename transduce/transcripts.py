@@ -114,7 +114,7 @@ class Transcript:
                 f"            xmax = {high:.6f}",
                 f'            text = "{quoted}"',
             ]
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines)
 
 
 def _spread(frames: Sequence[int]) -> Iterator[float]:
