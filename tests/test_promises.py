@@ -32,7 +32,16 @@ ORDER = [
         "decoding",
     ),
     *("evaluation", "transcripts", "recipe", "corpus", "checkpoint"),
-    *("pretraining", "losses", "regularisation", "progress", "training", "recognition", "demo", "cli"),
+    *(
+        "pretraining",
+        "losses",
+        "regularisation",
+        "progress",
+        "training",
+        "recognition",
+        "demo",
+        "cli",
+    ),
 ]
 
 
