@@ -172,16 +172,17 @@ def transcribe(
 
 @app.command
 def table(
-    *runs: Path, beam_width: int = 1, device: Device = "auto", skip_bad: bool = False
+    *runs: Settings, beam_width: int = 1, device: Device = "auto", skip_bad: bool = False
 ) -> None:
     """Print the paper's Table 1, with ours beside it.
 
-    Example: transduce table runs/letters-prediction runs/letters-ctc runs/letters-transducer
+    Example: transduce table runs/demo/prediction runs/demo/ctc runs/demo/transducer
 
     Parameters
     ----------
     runs
-        Folders of runs, or recipes (.toml), which are trained first if their run is not there.
+        Folders of runs, or recipes (.toml), which are trained first if that is not done. Settings
+        such as --data.folder TIMIT are of all recipes.
     beam_width
         Of the transducer; 1 is the greedy search. CTC is searched by prefixes if it is not 1.
     device
@@ -191,8 +192,9 @@ def table(
     """
     with sentences():
         rows = []
-        for run in runs:
-            folder = _trained(run)
+        folders, settings = _runs_and_settings(runs)
+        for run in folders:
+            folder = _trained(run, _overrides(settings))
             model = _on(device, load_model(folder))
             skipped: list[DataError] | None = [] if skip_bad else None
             pairs = _test_pairs(folder, model, None, "text", skipped)
@@ -312,13 +314,27 @@ def _recipe_of(folder: Path) -> Recipe:
     return read_recipe(folder / "config.toml")
 
 
-def _trained(run: Path) -> Path:
-    """The folder of a run; a recipe's is trained if it is not there."""
+def _runs_and_settings(tokens: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """What is a path, and what is an option with its value."""
+    runs: list[Path] = []
+    settings: list[str] = []
+    for token in tokens:
+        after_name = settings and settings[-1].startswith("--") and "=" not in settings[-1]
+        if token.startswith("--") or after_name:
+            settings.append(token)
+        else:
+            runs.append(Path(token))
+    if not runs:
+        raise RecipeError("there is nothing to compare; give runs or recipes")
+    return runs, settings
+
+
+def _trained(run: Path, overrides: dict[str, str]) -> Path:
+    """The folder of a run; a recipe's is trained, or trained to its end, if it is not."""
     if run.suffix != ".toml":
         return run
     folder = Path("runs") / run.stem
-    if not (folder / "model.safetensors").exists():
-        fit(read_recipe(run), folder, validate=validation_error)
+    fit(read_recipe(run, overrides), folder, resume=True, validate=validation_error)
     return folder
 
 
