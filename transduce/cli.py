@@ -219,7 +219,7 @@ def demo(*, run: Path = Path("runs/demo"), seed: int = 0, figure: Path | None = 
     seed
         Of the weights and the batches; the same seed gives the same result.
     figure
-        Where to draw the output lattice of the first held-out word (png, svg or pdf).
+        Where to draw the output lattice of a held-out word (png, svg or pdf).
     """
     if figure is not None and not figure.absolute().parent.is_dir():
         raise SystemExit(f"transduce: --figure {figure}: there is no folder {figure.parent}")

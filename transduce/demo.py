@@ -38,10 +38,12 @@ def run(folder: Path, seed: int, figure: Path | None = None) -> None:
     model = load_model(folder / "transducer")
     console.rule("the paper's Table 1, with letters for its speech")
     console.print(results_table(rows))
-    console.print(pronunciations(model, test[:NUM_SHOWN]))
+    shown = test[:: max(1, len(test) // NUM_SHOWN)][:NUM_SHOWN]
+    console.print(pronunciations(model, shown))
     if figure is not None:
-        draw(model, test[0], figure)
-        console.print(f"the output lattice of {test[0].name!r} is in {figure}")
+        longest = max(shown, key=lambda pair: len(pair.name))
+        draw(model, longest, figure)
+        console.print(f"the output lattice of {longest.name!r} is in {figure}")
     console.print(
         f"The runs are in {folder}/ ({time.perf_counter() - start:.0f} s in all). Try:\n"
         f"  echo transducer | transduce transcribe {folder / 'transducer'} --n-best 3"
