@@ -104,11 +104,11 @@ def test_each_network_learns(tmp_path, kind):
     model = run(recipe, tmp_path / "run")
     metrics = metrics_of(tmp_path / "run")
     assert model.standing.bits_per_label == min(m["bits_per_label"] for m in metrics)
-    # After its first letter, which is any of four, a word's next is any of the other three.
-    limit = {"transducer": 0.6, "ctc": 0.3, "prediction": 1.8}[kind]
+    # A word's first letter is one of four, 2 bits; each of the others one of two, 1 bit.
+    limit = {"transducer": 0.6, "ctc": 0.3, "prediction": 1.4}[kind]
     assert model.standing.bits_per_label < limit
     if kind == "prediction":
-        assert 0.5 < model.standing.error_rate < 0.72
+        assert 0.4 < model.standing.error_rate < 0.7
         assert metrics[0]["error_rate"] is not None
     if kind == "transducer":
         found = greedy_search(
