@@ -69,3 +69,12 @@ def test_ctc_can_align_exactly_what_has_a_finite_loss(labels, pooling):
         one = example([1] * num_frames, labels)
         loss = sequence_losses(network, config, Batch.of([one]))
         assert ctc_can_align(one, pooling) == bool(loss.isfinite().all())
+
+
+@pytest.mark.parametrize("kind", ["transducer", "ctc", "prediction"])
+def test_a_network_that_has_come_to_give_no_numbers_has_nan(kind):
+    network, config = network_of(kind)
+    with torch.no_grad():
+        for weights in network.parameters():
+            weights.fill_(torch.nan)
+    assert sequence_losses(network, config, BATCH).isnan().all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from transduce.alphabet import NULL
@@ -11,10 +12,17 @@ from transduce.recipe import NetworkConfig
 
 
 def sequence_losses(network: nn.Module, config: NetworkConfig, batch: Batch) -> Tensor:
-    """-ln Pr(y|x) of each sequence in nats, [B]; of a prediction network -ln Pr(y)."""
+    """-ln Pr(y|x) of each sequence in nats, [B]; of a prediction network -ln Pr(y).
+
+    A sequence of which the network says no numbers has NaN.
+    """
     labels, num_labels = batch.labels, batch.num_labels
     if config.network == "transducer":
         transcription, prediction, num_frames = network(batch.frames, batch.num_frames, labels)
+        if transcription.device.type == "cpu":
+            finite = _finite(transcription) & _finite(prediction)
+            if not finite.all():  # NaN, as on a GPU, where `transducer_loss` would raise
+                return torch.where(finite, 0.0, torch.nan)
         return transducer_loss(transcription, prediction, labels, num_frames, num_labels)
     if config.network == "ctc":
         transcription, num_frames = network(batch.frames, batch.num_frames)
@@ -28,6 +36,10 @@ def sequence_losses(network: nn.Module, config: NetworkConfig, batch: Batch) -> 
         prediction.transpose(1, 2), labels - 1, ignore_index=-1, reduction="none"
     )
     return losses.sum(1)
+
+
+def _finite(vectors: Tensor) -> Tensor:
+    return vectors.detach().isfinite().flatten(1).all(1)
 
 
 def ctc_can_align(example: Example, pooling: int = 1) -> bool:
