@@ -15,6 +15,7 @@ from transduce.data.pairs import DataError, source_alphabet, target_alphabet
 CMUDICT = """;;; a comment
 aalborg AO1 L B AO0 R G # place, danish
 aalborg(2) AA1 L B AO0 R G
+ # only a comment
 ABS  AE1 B Z
 abs(2)  AE0 B Z
 """
@@ -32,7 +33,8 @@ def test_variants_comments_and_stress_digits_are_understood(cmudict):
     assert [pair.name for pair in pairs] == ["aalborg", "aalborg", "abs"]
     assert pairs[0].source == tuple("aalborg")
     assert pairs[1].target == ("AA", "L", "B", "AO", "R", "G")
-    assert pairs[2].origin.line == 4
+    assert pairs[2].origin.line == 5
+    assert read_cmudict(str(cmudict)) == pairs
     stressed = read_cmudict(cmudict, stress=True)
     assert [pair.target[0] for pair in stressed] == ["AO1", "AA1", "AE1", "AE0"]
 
@@ -102,4 +104,4 @@ def test_korean_is_decomposed_and_japanese_is_longer_than_its_spelling(corpora):
     longer = sum(len(pair.target) > len(pair.source) for pair in japanese.training)
     assert round(longer / 3600, 2) == 0.77
     with pytest.raises(DataError, match="there is no language 'eng'; choose from ady, arm"):
-        read_sigmorphon(folder, "eng")
+        read_sigmorphon(str(folder), "eng")

@@ -1,6 +1,7 @@
 """Manifests: what they may hold, and the one sentence that each kind of bad line gets."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,6 +80,11 @@ BAD_LINES = [
     ({"audio_filepath": "audio/a.wav", "text": "x", "duration": "1 s"}, "a number of seconds"),
     ({"audio_filepath": "audio/a.wav", "text": "x", "duration": -1}, "a number of seconds"),
     ({"audio_filepath": "audio/a.wav", "text": "x", "offset": 1}, "no duration"),
+    ({"audio_filepath": "~nosuch/a.wav", "text": "x"}, "'~nosuch/a.wav' cannot be a path (Could"),
+    ({"audio_filepath": "a" * 5000, "text": "x"}, "aaa' cannot be a path (File name too long)"),
+    ({"audio_filepath": "audio/a.wav", "text": "x", "duration": 10**400}, "number of seconds"),
+    ('{"duration": ' + "1" * 5000 + "}", "a number is too long, or lists too deep"),
+    ('{"text": ' + "[" * 200_000, "a number is too long, or lists too deep, to be read"),
 ]
 
 
@@ -110,6 +116,22 @@ def test_a_line_that_is_not_utf8_is_skipped_alone(tmp_path):
     assert len(skipped) == 1
 
 
+def test_paths_may_be_strings(manifest):
+    path = manifest({"audio_filepath": "audio/a.wav", "text": "x"})
+    assert read_manifest(str(path), CHARACTERS) == read_manifest(path, CHARACTERS)
+    table = manifest("a\tb", name="a.tsv")
+    assert read_tsv(str(table), CHARACTERS, SPACES) == read_tsv(table, CHARACTERS, SPACES)
+    assert read_targets(str(table), SPACES) == read_targets(table, SPACES)
+    assert (Audio("a.wav"), Frames("a.npy")) == (Audio(Path("a.wav")), Frames(Path("a.npy")))
+
+
+@pytest.mark.parametrize("content", ["", "\n  \r\n"])
+def test_a_file_with_nothing_in_it_says_so(tmp_path, content):
+    (tmp_path / "a.tsv").write_text(content)
+    with pytest.raises(DataError, match=r"a\.tsv: there is nothing in it; write a line"):
+        read_tsv(tmp_path / "a.tsv", CHARACTERS, SPACES)
+
+
 def test_a_missing_manifest_says_so(tmp_path):
     with pytest.raises(DataError, match=r"none\.jsonl: there is no such file; check the path"):
         read_manifest(tmp_path / "none.jsonl", CHARACTERS)
@@ -137,7 +159,12 @@ def test_compatibility_forms_are_folded_by_nfkd_alone():
 
 @pytest.mark.parametrize(
     "line, problem",
-    [("ab", "there is no tab"), ("\tx", "the source is empty"), ("a\t", "the target is empty")],
+    [
+        ("ab", "there is no tab"),
+        ("\tx", "the source is empty"),
+        ("a\t", "the target is empty"),
+        ("\t", "the source is empty"),
+    ],
 )
 def test_a_bad_tsv_line_says_what_is_missing(tmp_path, line, problem):
     path = tmp_path / "a.tsv"

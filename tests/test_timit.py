@@ -94,6 +94,12 @@ def test_lower_case_is_read_too_and_a_part_is_not_called_timit(tmp_path):
     assert corpus.test[0].source.path.name == "si1.wav"
 
 
+def test_a_corpus_in_a_folder_called_test_still_has_a_training_set(tmp_path):
+    make_timit(tmp_path / "test", upper=False, training_speakers=2)
+    corpus = read_timit(str(tmp_path / "test"), partial=True)
+    assert corpus.counts == {"training": 15, "validation": 1, "test": 192}
+
+
 def test_one_lost_file_makes_it_a_part(whole):
     lost = next(whole.glob("TEST/*/MDAB0/SI1.WAV"))
     hidden = lost.rename(lost.with_name("hidden"))

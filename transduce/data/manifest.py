@@ -8,6 +8,7 @@ tab, target. And plain lines of text, which are targets or sources alone.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from transduce.data.pairs import (
 
 
 def read_manifest(
-    path: Path,
+    path: str | Path,
     notation: Notation | None,
     target: str = "text",
     skipped: list[DataError] | None = None,
@@ -48,7 +49,7 @@ def read_manifest(
 
 
 def read_tsv(
-    path: Path,
+    path: str | Path,
     source: Notation,
     target: Notation,
     skipped: list[DataError] | None = None,
@@ -59,7 +60,7 @@ def read_tsv(
     after its source.
     """
     pairs = []
-    for origin, line in read_lines(path, skipped):
+    for origin, line in read_lines(path, skipped, separator="\t"):
         with skipping(skipped):
             written, *targets = (column.strip() for column in line.split("\t"))
             if not targets:
@@ -74,7 +75,7 @@ def read_tsv(
 
 
 def read_targets(
-    path: Path, notation: Notation, skipped: list[DataError] | None = None
+    path: str | Path, notation: Notation, skipped: list[DataError] | None = None
 ) -> list[Pair]:
     """Target sequences without sources, one a line, such as a prediction network learns from."""
     return [
@@ -90,6 +91,10 @@ def _fields(origin: Origin, line: str) -> dict[str, Any]:
         raise origin.error(
             f"this is not JSON ({error.msg} at column {error.colno}); write one object a line"
         ) from None
+    except (ValueError, RecursionError):
+        raise origin.error(
+            "a number is too long, or lists too deep, to be read; shorten it, or leave the line out"
+        ) from None
     if not isinstance(fields, dict):
         raise origin.error('this is not a JSON object; write {"audio_filepath": ..., "text": ...}')
     return fields
@@ -104,9 +109,7 @@ def _source(origin: Origin, fields: dict[str, Any]) -> Audio | Frames:
         )
     if not isinstance(fields[keys[0]], str):
         raise origin.error(f"{keys[0]} is {fields[keys[0]]!r}; it must be a path, in quotes")
-    path = origin.file.parent / Path(fields[keys[0]]).expanduser()
-    if not path.is_file():
-        raise origin.error(f"there is no file {path}; paths are relative to the manifest")
+    path = _existing(origin, fields[keys[0]])
     if keys == ["features_filepath"]:
         return Frames(path)
     duration, start = (_seconds(origin, fields, key) for key in ("duration", "offset"))
@@ -115,12 +118,24 @@ def _source(origin: Origin, fields: dict[str, Any]) -> Audio | Frames:
     return Audio(path, start, duration)
 
 
+def _existing(origin: Origin, written: str) -> Path:
+    try:
+        path = origin.file.parent / Path(written).expanduser()
+        exists = path.is_file()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a home that is nobody's
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise origin.error(f"{written[:60]!r} cannot be a path ({reason}); correct it") from None
+    if not exists:
+        raise origin.error(f"there is no file {path}; paths are relative to the manifest")
+    return path
+
+
 def _seconds(origin: Origin, fields: dict[str, Any], key: str) -> float | None:
     value = fields.get(key)
     if value is None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value < float("inf"):
+    if not number or not 0 <= value <= sys.float_info.max:
         raise origin.error(f"{key} is {value!r}; it must be a number of seconds")
     return float(value)
 

@@ -26,6 +26,9 @@ class Origin:
     file: Path
     line: int | None = None  # counted from 1; None if the pair is the whole file
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "file", Path(self.file))  # a string will do
+
     def __str__(self) -> str:
         return str(self.file) if self.line is None else f"{self.file}, line {self.line}"
 
@@ -42,12 +45,18 @@ class Audio:
     start: float | None = None  # in seconds; None if the whole file is meant
     duration: float | None = None  # in seconds, as the corpus gives it
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
+
 
 @dataclass(frozen=True)
 class Frames:
     """A file of feature vectors, [T, D] as NumPy writes it."""
 
     path: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
 
 
 @dataclass(frozen=True)
@@ -116,8 +125,14 @@ def skipped_report(skipped: Sequence[DataError], num_kept: int, shown: int = 5) 
     return "\n".join(lines)
 
 
-def read_lines(path: Path, skipped: list[DataError] | None = None) -> Iterator[tuple[Origin, str]]:
-    """The lines of a UTF-8 file that are not blank, without their ends, and where each stands."""
+def read_lines(
+    path: str | Path, skipped: list[DataError] | None = None, separator: str | None = None
+) -> Iterator[tuple[Origin, str]]:
+    """The lines of a UTF-8 file that are not blank, without their ends, and where each stands.
+
+    A line with the separator is not blank, even if there is nothing on either side of it.
+    """
+    path, nothing = Path(path), True
     if not path.is_file():
         raise Origin(path).error("there is no such file; check the path")
     with path.open("rb") as lines:
@@ -125,8 +140,12 @@ def read_lines(path: Path, skipped: list[DataError] | None = None) -> Iterator[t
             text = ""
             with skipping(skipped):
                 text = _decoded(raw, Origin(path, number))
-            if text.strip():
+            nothing = nothing and not raw.strip()
+            if text.strip() or (separator and separator in text):
+                nothing = False
                 yield Origin(path, number), text.rstrip("\r\n")
+    if nothing:
+        raise Origin(path).error("there is nothing in it; write a line for each pair")
 
 
 def _decoded(raw: bytes, origin: Origin) -> str:

@@ -80,7 +80,7 @@ class Timit(Splits):
 
 
 def read_timit(
-    folder: Path,
+    folder: str | Path,
     num_phones: PhoneSet = 39,
     seed: int = 0,
     *,
@@ -93,6 +93,7 @@ def read_timit(
     is refused, unless `partial` says that it will not be called TIMIT. If none of the core test
     speakers is there, as in the corpus sample, a quarter of the speakers is the test set.
     """
+    folder = Path(folder)
     sentences = [s for s in _sentences(folder) if not s.name.startswith("sa")]
     if not sentences:
         raise Origin(folder).error("there are no .phn files in it; give the folder of the corpus")
@@ -180,8 +181,9 @@ def _parse_folder(path: Path, folder: Path) -> tuple[str, str, str]:
             "its folder is not DR1/FCJF0 or dr1-fcjf0, a dialect and a speaker; "
             "give the folder of the corpus as it was delivered"
         )
-    part = re.search(r"(?:^|/)(train|test)/", inside)
-    return part[1] if part else "neither", speaker[1], speaker[2]
+    # The last: a corpus may lie in a folder that is called test.
+    parts = re.findall(r"(?:^|/)(train|test)(?=/)", inside)
+    return parts[-1] if parts else "neither", speaker[1], speaker[2]
 
 
 def _read_phones(path: Path) -> list[str]:
