@@ -74,6 +74,30 @@ def test_batches_by_length_have_little_padding():
     assert cells / padded > 0.85
 
 
+def alone(num_labels):
+    """A target without source."""
+    nothing = torch.empty(0, dtype=torch.int64)
+    return Example(pair_of("", "y" * num_labels), nothing, torch.ones(num_labels).long())
+
+
+@pytest.mark.parametrize("kind", ["pairs", "targets alone"])
+def test_batches_by_length_have_little_padding_in_their_lattices(kind):
+    examples = random_examples(2000)
+    if kind == "targets alone":
+        examples = [alone(example.num_labels) for example in examples]
+    batches = Batches(examples, 10_000 if kind == "pairs" else 500, seed=0)
+    cells = sum(T * U for T, U in batches.sizes)
+    for order in (batches.epoch(0), batches.in_order()):
+        shapes = [batches.shape(batch) for batch in order]
+        assert cells / sum(B * max(1, T) * (U + 1) for B, T, U in shapes) > 0.75
+
+
+@pytest.mark.parametrize("wrong", [dict(max_sequences=0), dict(pooling=0)])
+def test_numbers_that_make_no_batch_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be at least 1"):
+        Batches(random_examples(3), 10_000, 0, **wrong)
+
+
 def test_online_training_is_one_sequence_a_step_in_random_order():
     batches = Batches(random_examples(50), 10_000, seed=0, max_sequences=1)
     order = [i for (i,) in batches.epoch(0)]

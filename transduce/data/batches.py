@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -123,8 +124,9 @@ class Batches:
     """Batches of examples about equally long, no batch with more than `max_cells` of padded
     lattice: B x T x (U+1), T being that of the transcription. Epoch n of a seed is always the same.
 
-    Lengths are compared after a random stretch of up to `jitter`, so that an epoch's batches are
-    not those of the one before. `max_sequences=1` is the paper's online training, in random order.
+    Those with about the same T stand together, by U. Lengths are compared after a random stretch of
+    up to `jitter`, so that an epoch's batches are not those of the one before. `max_sequences=1` is
+    the paper's online training, in random order.
     """
 
     def __init__(
@@ -137,6 +139,10 @@ class Batches:
         pooling: int = 1,
         jitter: float = 0.1,
     ) -> None:
+        if max_sequences is not None and max_sequences < 1:
+            raise ValueError(f"max_sequences must be at least 1, or None, not {max_sequences}")
+        if pooling < 1:
+            raise ValueError(f"pooling must be at least 1, not {pooling}")
         self.examples, self.max_cells, self.seed = examples, max_cells, seed
         self.max_sequences, self.jitter = max_sequences or len(examples), jitter
         # Targets alone count as one frame, so that they too are bounded.
@@ -158,14 +164,15 @@ class Batches:
                 (T * (1 + self.jitter * draw.random()), U * (1 + self.jitter * draw.random()))
                 for T, U in self.sizes
             ]
-            order.sort(key=stretched.__getitem__)
+            order.sort(key=lambda i: _by_length(*stretched[i]))
         batches = self._filled(order)
         draw.shuffle(batches)
         return batches
 
     def in_order(self) -> list[list[int]]:
-        """The same bound, by length, shortest first: for evaluation, where order is nothing."""
-        return self._filled(sorted(range(len(self.examples)), key=self.sizes.__getitem__))
+        """The same bound, by length, the same every time: for evaluation."""
+        order = sorted(range(len(self.examples)), key=lambda i: _by_length(*self.sizes[i]))
+        return self._filled(order)
 
     def load(self, batches: Iterable[Sequence[int]]) -> Iterator[Batch]:
         for batch in batches:
@@ -188,6 +195,13 @@ class Batches:
             batches[-1].append(i)
             T, U = longest, most
         return batches
+
+
+def _by_length(T: float, U: float) -> tuple[int, float]:
+    """What to sort by: T to within a tenth, then U, up in one band and down in the next, so that
+    a batch that reaches from band to band has little padding too."""
+    band = int(math.log(T, 1.1))
+    return band, U if band % 2 else -U
 
 
 # --- Memory -------------------------------------------------------------------------------------
