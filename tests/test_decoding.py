@@ -20,9 +20,8 @@ from transduce import (
     lattice_transitions,
     transducer_loss,
 )
-from transduce.decoding import cpu
+from transduce.decoding import cpu, reference, tensors
 from transduce.decoding.fusion import FusedScores
-from transduce.decoding.reference import beam_searches as reference_searches
 
 BACKENDS = ["cpu", "tensors"]
 ALL_BACKENDS = ["reference", *BACKENDS]
@@ -38,7 +37,7 @@ def without_gradients():
 def transducer(K=3, seed=0, *, sharpness=10.0, null=1.0, hidden=7, num_layers=1, double=True):
     """A random transducer whose outputs differ enough to matter."""
     torch.manual_seed(seed)
-    model = Transducer(4, K, hidden)
+    model = Transducer(4, K, hidden, num_layers)
     model.prediction_network = PredictionNetwork(K, hidden, num_layers)
     with torch.no_grad():
         for network in (model.prediction_network, model.transcription_network):
@@ -201,23 +200,27 @@ def test_where_null_is_impossible_there_is_no_hypothesis(backend):
 
 
 @pytest.mark.parametrize("backend", ALL_BACKENDS)
-def test_each_prefix_is_stepped_to_once(backend):
-    model, stepped = transducer(4), []
+def test_each_prefix_is_stepped_to_once(backend, monkeypatch):
+    model, rows = transducer(4), []
+    network = model.prediction_network
     f = model.transcription_network(frames_of(12))[0][0].detach()
-    searches = {"reference": reference_searches, "cpu": cpu.beam_searches}
-    if backend == "tensors":
-        from transduce.decoding.tensors import beam_searches
+    (least,) = reference.beam_searches(network, [f], 30, 20, lambda: None)
 
-        searches["tensors"] = beam_searches
-    (found,) = searches[backend](model.prediction_network, [f], 30, 20, lambda: None)
-    step = model.prediction_network.step
-    model.prediction_network.step = lambda *a: (stepped.append(a), step(*a))[1]
-    (again,) = reference_searches(model.prediction_network, [f], 30, 20, lambda: None)
-    assert again.num_prefixes == len(stepped)
-    assert found.num_prefixes >= again.num_prefixes  # batches look a little further
-    assert found.num_prefixes <= found.num_expanded
+    def counted(where, name, count):
+        function = getattr(where, name)
+        monkeypatch.setattr(where, name, lambda *a: (rows.append(count(*a)), function(*a))[1])
+
     if backend == "reference":
-        assert found.num_prefixes == again.num_prefixes
+        counted(network, "step", lambda label, state: len(label))
+    elif backend == "cpu":
+        counted(cpu, "step_new", lambda first, last, *rest: last - first)
+        monkeypatch.setattr(cpu, "run", cpu.run.py_func)  # compiled, it has its own step_new
+    else:
+        counted(tensors, "step", lambda i, *rest: len(i))
+    module = {"reference": reference, "cpu": cpu, "tensors": tensors}[backend]
+    (found,) = module.beam_searches(network, [f], 30, 20, lambda: None)
+    assert sum(rows) == found.num_prefixes <= found.num_expanded
+    assert found.num_prefixes >= least.num_prefixes  # batches look a little further
 
 
 # --- Many, and few ------------------------------------------------------------------------------
@@ -236,15 +239,12 @@ def test_an_utterance_among_others_is_decoded_as_it_is_alone(double, backend):
         assert together[b] == alone  # every number
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_result_does_not_depend_on_the_threads(threads, set_num_threads):
+def test_a_result_does_not_depend_on_the_threads(set_num_threads):
     model = transducer(20, hidden=40, null=4.0, double=False)
     f = model.transcription_network(frames_of(6, dtype=torch.float32))[0][0].detach()
     weights = cpu.packed_weights(model.prediction_network)
     set_num_threads(2)
-    one, other = (
-        cpu._beam_search(weights, f.double().numpy(), None, 3000, 20, n) for n in (2, threads)
-    )
+    one, other = (cpu._beam_search(weights, f.double().numpy(), None, 3000, 20, n) for n in (1, 2))
     assert one.num_prefixes == other.num_prefixes > 3000
     assert (one.log_prob == other.log_prob).all()
 
@@ -312,12 +312,18 @@ def test_a_bound_that_is_not_met_is_not_mentioned(backend):
 
 
 def test_dropout_sleeps_while_decoding_and_wakes_after():
-    model = transducer(num_layers=2)
-    model.transcription_network.dropout = model.prediction_network.lstm.dropout = 0.9
-    model.train()
-    first, second = (search(model, frames_of(5), beam_width=3, backend=b) for b in ALL_BACKENDS[:2])
-    assert_same(second, first, 1e-9)
-    assert all(module.training for module in model.modules())
+    model, fusion = transducer(num_layers=2), PredictionNetwork(3, 7, 2, with_null=False).double()
+    networks = (model.transcription_network, model.prediction_network, fusion)
+    options = dict(beam_width=3, fusion_weight=1.0, fusion=fusion)
+    expected = search(model, frames_of(5), **options)
+    for network in networks:
+        network.lstm.dropout = 0.9
+        network.train()
+        for backend in ALL_BACKENDS:
+            found = search(model, frames_of(5), backend=backend, **options)
+            assert_same(found, expected, 1e-9)
+        assert all(module.training for module in network.modules())
+        network.eval()
 
 
 # --- Greedily -----------------------------------------------------------------------------------
@@ -347,7 +353,7 @@ def test_the_greedy_search_takes_the_most_probable_output_at_every_node():
 
 
 def test_the_greedy_search_decodes_an_utterance_as_it_does_alone():
-    model = transducer(4, null=1.0)
+    model = transducer(4, null=2.0)
     frames, num_frames = torch.randn(4, 9, 4).double(), torch.tensor([9, 4, 0, 1])
     for b, h in enumerate(greedy_search(model, frames, num_frames)):
         (alone,) = greedy_search(model, frames[b : b + 1], num_frames[b : b + 1])
@@ -358,8 +364,10 @@ def test_the_greedy_search_decodes_an_utterance_as_it_does_alone():
 
 def test_the_greedy_search_stops_at_its_bound():
     model = transducer(2, null=-40.0)
-    (h,) = greedy_search(model, frames_of(3), torch.tensor([3]), max_labels_per_frame=4)
+    with pytest.warns(UserWarning, match="= 4 was met in 3 of the 3 frames of item 0; hyp") as said:
+        (h,) = greedy_search(model, frames_of(3), torch.tensor([3]), max_labels_per_frame=4)
     assert h.frames == (0,) * 4 + (1,) * 4 + (2,) * 4
+    assert said[0].filename == __file__
 
 
 @pytest.mark.parametrize("backend", ALL_BACKENDS)
@@ -467,7 +475,7 @@ def test_fused_batches_find_what_the_sequential_loop_finds(kind, backend):
 
 def test_a_weight_of_nothing_is_no_fusion():
     model, options = transducer(), dict(beam_width=5, n_best=5)
-    fused = search(model, frames_of(6), fusion=NGram(2, 3, [[1]]), **options)
+    fused = search(model, frames_of(6), fusion=NGram(2, 3, [[1]]), fusion_weight=0.0, **options)
     assert fused == search(model, frames_of(6), **options)
 
 
@@ -483,6 +491,17 @@ def test_an_n_gram_is_a_distribution_that_prefers_what_it_saw():
     one = (3 + 4 * 1 / 5) / (9 + 4)
     two = (3 + 1 * one) / (3 + 1)
     assert math.exp(model.log_probs(state)[2]) == pytest.approx((2 + 1 * two) / (2 + 1))
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_a_language_model_is_given_plain_integers(backend):
+    class Strict(NGram):
+        def advance(self, state, label):
+            assert type(label) is int
+            return super().advance(state, label)
+
+    options = dict(fusion=Strict(2, 3, [[1, 2]]), fusion_weight=0.5, backend=backend)
+    assert search(transducer(), frames_of(4), beam_width=5, **options)
 
 
 class _Improbable:
@@ -505,12 +524,16 @@ class _Improbable:
 @pytest.mark.parametrize(
     "options, words",
     [
+        (dict(beam_width=10.0), "beam_width must be a whole number, not 10.0"),
+        (dict(beam_width=2, max_labels_per_frame=2.5), "max_labels_per_frame must be a whole"),
         (dict(beam_width=0), "beam_width must be at least 1, not 0"),
         (dict(beam_width=2, n_best=3), "n_best must be between 1 and the beam_width, 2, not 3"),
         (dict(beam_width=2, n_best=0), "n_best"),
         (dict(beam_width=2, max_labels_per_frame=0), "max_labels_per_frame"),
         (dict(beam_width=2, fusion_weight=0.5), "there is no fusion"),
+        (dict(beam_width=2, fusion=NGram(1, 3, [])), "a fusion but no fusion_weight; give it"),
         (dict(beam_width=2, fusion_weight=-1.0, fusion=NGram(1, 3, [])), "negative"),
+        (dict(beam_width=2, fusion_weight=math.nan, fusion=NGram(1, 3, [])), "not nan"),
         (dict(beam_width=2, fusion_weight=1, fusion=PredictionNetwork(3)), "with_null=False"),
         (dict(beam_width=2, fusion_weight=1, fusion=NGram(1, 4, [[4]])), "the 3 labels"),
         (dict(beam_width=2, fusion_weight=1, fusion=_Improbable([0.0, 0.1, 0.0])), "more than 0"),
@@ -528,7 +551,38 @@ def test_what_is_wrong_is_said_in_a_sentence(options, words):
         beam_search(transducer(), **arguments)
 
 
-def test_an_n_gram_of_no_labels_is_refused():
-    with pytest.raises(ValueError, match="order"):
-        NGram(0, 3, [])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("backend", [*ALL_BACKENDS, "greedy"])
+def test_a_prediction_network_that_gives_no_number_is_named(backend, bad):
+    model = transducer()
+    model.prediction_network.output.bias[2] = bad
+    with pytest.raises(ValueError, match=r"the prediction network gave NaN or \+inf; check"):
+        if backend == "greedy":
+            greedy_search(model, frames_of(3), torch.tensor([3]))
+        else:
+            search(model, frames_of(3), beam_width=4, backend=backend)
+
+
+@pytest.mark.parametrize(
+    "order, num_labels, sequences, words",
+    [
+        (0, 3, [], "order must be at least 1, not 0"),
+        (1, 0, [], "num_labels must be at least 1, not 0"),
+        (1, 3, [[1], [4]], "sequence 1 has 4, which is no id from 1 to 3; encode"),
+        (1, 3, [[NULL]], "sequence 0 has 0, which"),
+        (1, 3, ["ab"], "sequence 0 has 'a', which"),
+    ],
+)
+def test_an_n_gram_of_what_are_no_labels_is_refused(order, num_labels, sequences, words):
+    with pytest.raises(ValueError, match=words):
+        NGram(order, num_labels, sequences)
+
+
+def test_an_n_gram_counts_the_labels_of_tensors():
+    sequences = [[1, 2, 3], [1, 2]]
+    plain, tensors = NGram(2, 3, sequences), NGram(2, 3, map(torch.tensor, sequences))
+    assert tensors.log_probs((1,)) == plain.log_probs((1,))
+
+
+def test_scores_of_the_empty_sequence_have_a_place_for_null():
     assert FusedScores(NGram(1, 3, [[1]]), 2.0, 3).extend([-1], [NULL]).shape == (1, 4)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from transduce.decoding.fusion import FusedScores
 from transduce.decoding.heaps import Beam, Open, beam_for, offer, open_for, pop, push, worst_in
-from transduce.decoding.hypothesis import Found
+from transduce.decoding.hypothesis import Found, check_prediction
 from transduce.decoding.prediction import Weights, packed_weights
 from transduce.decoding.trie import (
     Prefixes,
@@ -115,7 +115,9 @@ def _beam_search(
     while True:
         prefixes, new = search.prefixes, slice(stepped, int(search.counts[NUM_PREFIXES]))
         if fused is not None:
-            prefixes.log_fused[new] = fused.extend(prefixes.parent[new], prefixes.label[new])
+            prefixes.log_fused[new] = fused.extend(
+                prefixes.parent[new].tolist(), prefixes.label[new].tolist()
+            )
         stepped = new.stop
         if search.counts[FRAME] == len(f):
             break
@@ -123,6 +125,7 @@ def _beam_search(
             search, transcription, weights, beam_width, max_labels_per_frame, fused is not None,
             teams,
         )  # fmt: skip
+    check_prediction(float(prefixes.g[:stepped].max()))
     size = int(search.beam.size[0])
     nodes = search.beam.node[:size]
     # Only these outlive the search: the states are large.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -38,13 +39,29 @@ class NGram:
     def __init__(self, order: int, num_labels: int, sequences: Iterable[Sequence[int]]) -> None:
         if order < 1:
             raise ValueError(f"order must be at least 1, not {order}")
+        if num_labels < 1:
+            raise ValueError(f"num_labels must be at least 1, not {num_labels}")
         self.order, self.num_labels = order, num_labels
         self._counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
         self._known: dict[tuple[int, ...], list[float]] = {}
-        for sequence in sequences:
-            for u, label in enumerate(sequence):
+        for i, sequence in enumerate(sequences):
+            labels = [self._checked(label, i) for label in sequence]
+            for u, label in enumerate(labels):
                 for n in range(min(order - 1, u) + 1):
-                    self._counts[tuple(sequence[u - n : u])][label] += 1
+                    self._counts[tuple(labels[u - n : u])][label] += 1
+
+    def _checked(self, label: Any, i: int) -> int:
+        """The label of sequence i as an int, which a tensor's is not."""
+        try:
+            k = operator.index(label)
+        except TypeError:
+            k = NULL
+        if not 1 <= k <= self.num_labels:
+            raise ValueError(
+                f"sequence {i} has {label!r}, which is no id from 1 to {self.num_labels}; encode "
+                "the symbols with the alphabet, without null"
+            )
+        return k
 
     def start(self) -> tuple[int, ...]:
         return ()

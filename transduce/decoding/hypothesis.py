@@ -46,6 +46,17 @@ class Found(NamedTuple):
     num_prefixes: int  # that the prediction network was stepped to
 
 
+def check_prediction(largest: float) -> None:
+    """Raise ValueError if the largest number in the prediction vectors is none to search with.
+
+    NaN anywhere makes the largest NaN; -inf is an impossible output.
+    """
+    if not largest < np.inf:
+        raise ValueError(
+            "the prediction network gave NaN or +inf; check its weights, or train it again"
+        )
+
+
 def label_timings(log_null: Tensor, log_label: Tensor) -> list[Timing]:
     """The timing of each label of y, from the lattice that `lattice_transitions` returns.
 

@@ -1,8 +1,7 @@
 """Algorithm 1 as the paper writes it: one hypothesis at a time, one utterance at a time.
 
 Every other backend is tested against this one, so it is kept plain. A hypothesis is the tuple of
-its labels; probabilities are logarithms in float64. An impossible hypothesis is none. Of equally
-probable hypotheses, that whose labels come first in lexicographic order counts as the better.
+its labels; probabilities are logarithms in float64. An impossible hypothesis is none.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from transduce.alphabet import NULL
 from transduce.decoding.fusion import FusedScores
-from transduce.decoding.hypothesis import Found
+from transduce.decoding.hypothesis import Found, check_prediction
 from transduce.lstm.layer import State
 from transduce.networks import PredictionNetwork
 
@@ -51,6 +50,7 @@ class Outputs:
             torch.tensor([label], device=self.device), self.states[parent] if y else None
         )
         self.g.append(g[0].double().cpu().numpy())
+        check_prediction(float(self.g[-1].max()))
         self.states.append(state)
         if self.fused:
             self.log_fused.extend(self.fused.extend([parent], [label]))
@@ -85,7 +85,9 @@ def _beam_search(log_pr: Outputs, beam_width: int, max_labels_per_frame: int) ->
         while open_hypotheses and not (
             len(best) == beam_width and best[0] > -open_hypotheses[0][0]
         ):
-            negative, y, emitted = heappop(open_hypotheses)  # y*, the most probable in A
+            # y*, the most probable in A. Departure: of equally probable hypotheses, here and below,
+            # that whose labels come first in lexicographic order counts as the better.
+            negative, y, emitted = heappop(open_hypotheses)
             log_prob, outputs = -negative, log_pr(y, t)
             num_expanded += 1
             if outputs[NULL] > -np.inf:
@@ -93,13 +95,15 @@ def _beam_search(log_pr: Outputs, beam_width: int, max_labels_per_frame: int) ->
                 heappush(best, beam[y])
                 if len(best) > beam_width:
                     heappop(best)
+            # Departure: the paper's loop has no bound, and need not end.
             if emitted == max_labels_per_frame:
                 bounded = max(bounded, log_prob)
                 continue
             for k in range(1, len(outputs)):
-                # An extension in A from the last step keeps the sum that it was given.
+                # Departure: an extension in A from the last step keeps the sum that it was given,
+                # which has Pr(y*) Pr(k|y*,t) in it.
                 if y + (k,) not in begun and outputs[k] > -np.inf:
-                    # Pr(y*) from before its product with the null probability.
+                    # Departure: Pr(y*) is the one from before its product with Pr(∅|y*,t).
                     heappush(open_hypotheses, (-(log_prob + outputs[k]), y + (k,), emitted + 1))
         worst = best[0] if len(best) == beam_width else -np.inf
         num_bounded += -np.inf < bounded >= worst
@@ -116,13 +120,13 @@ def _beam_search(log_pr: Outputs, beam_width: int, max_labels_per_frame: int) ->
 
 
 def add_prefixes(beam: dict[Labels, float], log_pr: Outputs, t: int) -> dict[Labels, float]:
-    """Pr(y) += Σ Pr(ŷ) Pr(y|ŷ,t) over the proper prefixes ŷ of y in A; Pr(ŷ) is the one without
-    its own sum, or paths would count twice."""
+    """Pr(y) += Σ Pr(ŷ) Pr(y|ŷ,t) over the proper prefixes ŷ of y in A."""
     sums = {}
     for y, log_prob in beam.items():
         total, between = log_prob, 0.0
         for u in reversed(range(len(y))):
             between += log_pr(y[:u], t)[y[u]]  # Pr(y|ŷ,t), of ŷ = y[:u]
+            # Departure: Pr(ŷ) is the one without its own sum, or paths would count twice.
             if y[:u] in beam:
                 total = np.logaddexp(total, beam[y[:u]] + between)
         sums[y] = total

@@ -8,11 +8,13 @@ search takes all at once, which is faster.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from numbers import Integral
 from types import ModuleType
 from typing import Literal
 
@@ -22,7 +24,14 @@ from torch import Tensor
 from transduce.alphabet import NULL
 from transduce.backends import INTEGERS
 from transduce.decoding.fusion import FusedScores, LanguageModel
-from transduce.decoding.hypothesis import Found, Hypothesis, Timing, best_of, label_timings
+from transduce.decoding.hypothesis import (
+    Found,
+    Hypothesis,
+    Timing,
+    best_of,
+    check_prediction,
+    label_timings,
+)
 from transduce.lattice.loss import lattice_transitions
 from transduce.networks import PredictionNetwork, Transducer
 
@@ -40,7 +49,7 @@ def beam_search(
     length_normalised: bool = True,
     max_labels_per_frame: int = 20,
     fusion: LanguageModel | PredictionNetwork | None = None,
-    fusion_weight: float = 0.0,
+    fusion_weight: float | None = None,
     with_timings: bool = True,
     backend: Backend = "auto",
 ) -> list[list[Hypothesis]]:
@@ -52,24 +61,22 @@ def beam_search(
 
     `fusion`, a `PredictionNetwork(with_null=False)` or any `LanguageModel`, adds fusion_weight
     times ln Pr(k|y) to the log-probability of every label k, and nothing to null's; log_prob is
-    then a score and not a probability.
+    then a score and not a probability. The weight is to be chosen, so there is none by default.
 
     `with_timings=False` leaves out `frames` and `timings`, which take a lattice for each
     hypothesis.
     """
     check_width(beam_width, n_best, max_labels_per_frame)
-    if fusion_weight < 0:
-        raise ValueError(f"fusion_weight must not be negative, as {fusion_weight} is")
-    if fusion is None and fusion_weight > 0:
-        raise ValueError(f"fusion_weight is {fusion_weight}, but there is no fusion")
+    weight = check_fusion(fusion, fusion_weight)
     network = model.prediction_network
-    with evaluating(model):
+    with evaluating(model, fusion):
         transcriptions = transcribe(model, frames, num_frames)
-        fused = partial(_fused, fusion, fusion_weight, network.num_labels)
+        fused = partial(_fused, fusion, weight, network.num_labels)
         module = load(backend, transcriptions)
         arguments = (beam_width, max_labels_per_frame, fused)
         found: list[Found] = module.beam_searches(network, transcriptions, *arguments)
-        _warn_of_bounds(found, transcriptions, max_labels_per_frame)
+        num_bounded, lengths = [one.num_bounded for one in found], list(map(len, transcriptions))
+        _warn_of_bounds(num_bounded, lengths, max_labels_per_frame)
         return [
             [
                 _hypothesis(network, f, labels, log_prob, score, with_timings)
@@ -88,7 +95,8 @@ def greedy_search(
 ) -> list[Hypothesis]:
     """The alignment that takes the most probable output at every node, for each utterance.
 
-    After `max_labels_per_frame` labels in a frame it takes null.
+    After `max_labels_per_frame` labels in a frame it takes null, and a warning says if that was not
+    the most probable.
     """
     check_width(1, 1, max_labels_per_frame)
     lengths = check_frames(frames, num_frames)
@@ -103,12 +111,14 @@ def greedy_search(
         labels: list[list[int]] = [[] for _ in range(B)]
         times: list[list[int]] = [[] for _ in range(B)]
         log_prob = torch.zeros(B, dtype=torch.float64, device=f.device)
+        num_bounded, largest = torch.zeros_like(num_vectors), prediction.amax()
         for t in range(f.shape[1]):
             here = t < num_vectors  # the utterances whose alignment is at this frame
             for emitted in range(max_labels_per_frame + 1):
                 scores = (f[:, t] + prediction).log_softmax(-1)
                 best, output = scores.max(-1)
                 if emitted == max_labels_per_frame:
+                    num_bounded += here & (output != NULL)
                     best, output = scores[:, NULL], torch.full_like(output, NULL)
                 log_prob += torch.where(here, best, 0.0)
                 here = here & (output != NULL)
@@ -121,11 +131,14 @@ def greedy_search(
                 stepped, later = model.prediction_network.step(
                     output[rows], (state[0][:, rows], state[1][:, rows])
                 )
+                largest = torch.maximum(largest, stepped.amax())
                 prediction = prediction.index_copy(0, rows, stepped)
                 state = (
                     state[0].index_copy(1, rows, later[0]),
                     state[1].index_copy(1, rows, later[1]),
                 )
+        check_prediction(float(largest))
+    _warn_of_bounds(num_bounded.tolist(), num_vectors.tolist(), max_labels_per_frame)
     return [
         Hypothesis(tuple(y), log_p, log_p / max(1, len(y)), tuple(when))
         for y, when, log_p in zip(labels, times, log_prob.tolist(), strict=True)
@@ -136,15 +149,17 @@ def greedy_search(
 
 
 @contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The model without dropout, put back as it was."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+def evaluating(*models: object) -> Iterator[None]:
+    """Those of the models that are modules without dropout, put back as they were."""
+    modules = [model for model in models if isinstance(model, torch.nn.Module)]
+    training = [part for module in modules for part in module.modules() if part.training]
+    for module in modules:
+        module.eval()
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        for part in training:
+            part.training = True
 
 
 def transcribe(model: Transducer, frames: Tensor, num_frames: Tensor) -> list[Tensor]:
@@ -183,14 +198,14 @@ def _hypothesis(
     return Hypothesis(labels, log_prob, score, frames, tuple(timings))
 
 
-def _warn_of_bounds(found: list[Found], transcriptions: list[Tensor], bound: int) -> None:
-    bounded = [b for b, one in enumerate(found) if one.num_bounded > 0]
+def _warn_of_bounds(num_bounded: list[int], num_vectors: list[int], bound: int) -> None:
+    bounded = [b for b, count in enumerate(num_bounded) if count > 0]
     if bounded:
         b = bounded[0]
         others = f" and in {len(bounded) - 1} other items" if len(bounded) > 1 else ""
         warnings.warn(
-            f"max_labels_per_frame = {bound} was met in {found[b].num_bounded} of the "
-            f"{len(transcriptions[b])} frames of item {b}{others}; hypotheses with more labels in "
+            f"max_labels_per_frame = {bound} was met in {num_bounded[b]} of the "
+            f"{num_vectors[b]} frames of item {b}{others}; hypotheses with more labels in "
             "a frame were not looked at",
             stacklevel=4,
         )
@@ -215,12 +230,28 @@ def load(backend: Backend, transcriptions: list[Tensor]) -> ModuleType:
 
 def check_width(beam_width: int, n_best: int, max_labels_per_frame: int) -> None:
     """Raise ValueError unless the numbers make sense together."""
+    numbers = dict(beam_width=beam_width, n_best=n_best, max_labels_per_frame=max_labels_per_frame)
+    for name, number in numbers.items():
+        if not isinstance(number, Integral):
+            raise ValueError(f"{name} must be a whole number, not {number!r}")
     if beam_width < 1:
         raise ValueError(f"beam_width must be at least 1, not {beam_width}")
     if not 1 <= n_best <= beam_width:
         raise ValueError(f"n_best must be between 1 and the beam_width, {beam_width}, not {n_best}")
     if max_labels_per_frame < 1:
         raise ValueError(f"max_labels_per_frame must be at least 1, not {max_labels_per_frame}")
+
+
+def check_fusion(fusion: object, fusion_weight: float | None) -> float:
+    """The weight, 0 without fusion; ValueError unless both are given, or neither."""
+    if fusion is not None and fusion_weight is None:
+        raise ValueError("there is a fusion but no fusion_weight; give it, such as 0.3")
+    weight = fusion_weight or 0.0
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"fusion_weight must be a number that is not negative, not {weight}")
+    if fusion is None and weight > 0:
+        raise ValueError(f"fusion_weight is {weight}, but there is no fusion")
+    return weight
 
 
 def check_frames(frames: Tensor, num_frames: Tensor) -> list[int]:

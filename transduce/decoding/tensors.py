@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transduce.alphabet import NULL
 from transduce.decoding.fusion import FusedScores
-from transduce.decoding.hypothesis import Found
+from transduce.decoding.hypothesis import Found, check_prediction
 from transduce.lstm.reference import step
 from transduce.networks import PredictionNetwork
 
@@ -148,6 +148,7 @@ class _Search:
             nodes, log_prob = self._frame(t, nodes, self._with_prefixes(t, nodes, log_prob))
         # What remains of the trie, on the CPU.
         size, prefixes = self.prefixes.size, self.prefixes
+        check_prediction(float(prefixes.g[:size].amax()))
         prefixes.parent, prefixes.label = prefixes.parent[:size].cpu(), prefixes.label[:size].cpu()
         at = nodes.tolist()
         return Found(
