@@ -126,11 +126,37 @@ def test_deltas_are_slopes_and_the_ends_repeat():
         (dict(kind="mfcc"), "kind must be cepstra or log_mel"),
         (dict(num_cepstra=26), "num_cepstra must be between 1 and num_channels - 1 = 25"),
         (dict(shift=0.0), "shift must be positive"),
+        (dict(window=float("nan")), "window must be positive"),
+        (dict(shift=1e-5), "shift must be at least a sample, 1 / 16000 seconds, not 1e-05"),
+        (dict(window=1e-6), "window must be at least a sample"),
+        (dict(num_deltas=-1), "num_deltas must not be negative"),
+        (dict(num_deltas=1.5), "num_deltas must be a whole number, not 1.5"),
     ],
 )
 def test_impossible_settings_are_refused(wrong, problem):
     with pytest.raises(ValueError, match=problem):
         FeatureSettings(**wrong)
+
+
+@pytest.mark.parametrize(
+    "waves, num_samples, problem",
+    [
+        (torch.zeros(500), None, r"waves must be \[B, N\], not \[500\]"),
+        (
+            torch.zeros(2, 500).double(),
+            None,
+            "waves must be torch.float32 in .*, not torch.float64",
+        ),
+        (torch.zeros(2, 500).short(), None, "waves must be torch.float32 in .*, not torch.int16"),
+        (torch.zeros(2, 500), [500, 400], "num_samples must be a tensor of integers, not list"),
+        (torch.zeros(2, 500), torch.tensor([5.0, 4.0]), "of integers, not torch.float32"),
+        (torch.zeros(2, 500), torch.tensor([5]), r"num_samples must be \[B\] = \[2\], not \[1\]"),
+        (torch.zeros(2, 500), torch.tensor([5, 501]), r"num_samples\[1\] must be .* 500, not 501"),
+    ],
+)
+def test_what_is_no_batch_of_sounds_is_refused(waves, num_samples, problem):
+    with pytest.raises(ValueError, match=problem):
+        Features()(waves, num_samples)
 
 
 def test_the_training_set_has_mean_0_and_deviation_1():
@@ -183,6 +209,7 @@ def broken_files(folder):
     (folder / "empty.wav").touch()
     (folder / "samples.raw").write_bytes(bytes(32_000))
     (folder / "text.wav").write_text("this is no sound")
+    (folder / "text.mp3").write_text("this is no sound")
     return [
         (pair_of(folder / "rate.wav"), "has 8000 samples a second where 16000 are wanted; convert"),
         (pair_of(folder / "stereo.wav"), "has 2 channels; mix them"),
@@ -193,7 +220,9 @@ def broken_files(folder):
         (pair_of(folder / "samples.raw"), "is not audio that can be read"),
         (pair_of(folder / "empty.wav"), "is not audio that can be read"),
         (pair_of(folder / "text.wav"), "is not audio that can be read (Format not recognised);"),
+        (pair_of(folder / "text.mp3"), "text.mp3 is not audio that can be read; record"),
         (pair_of(folder / "none.wav"), "none.wav"),
+        (pair_of(folder / "whole.flac", start=30.0, duration=0.9), "offset 30.00 is past its end;"),
         (pair_of(folder / "whole.flac", start=0.9, duration=0.9), "ends after 0.10 of its 0.90"),
     ]
 
@@ -229,17 +258,19 @@ def test_features_files_are_read_and_their_faults_named(tmp_path):
     bad = {
         "flat": (np.ones(3), "is not an array of frames by numbers; save"),
         "none": (np.ones((0, 3)), "has no frames; leave"),
-        "nan": (np.full((2, 3), np.nan), "has a number that is not finite; compute"),
+        "nan": (np.full((2, 3), np.nan), "has a number that is not finite in float32; compute"),
         "wide": (np.ones((2, 4)), "has 4 numbers a frame where 3 are wanted; compute"),
+        "huge": (np.full((2, 3), 1e300), "has a number that is not finite in float32; compute"),
         "words": (np.array([["a"]]), "is not an array of frames by numbers; save"),
     }
     for name, (array, problem) in bad.items():
         np.save(tmp_path / f"{name}.npy", array)
         with pytest.raises(DataError, match=problem):
             read_features(Frames(tmp_path / f"{name}.npy"), 3, Origin(tmp_path / "m.jsonl", 1))
-    (tmp_path / "text.npy").write_text("no array")
-    with pytest.raises(DataError, match=r"line 1: .* is not a \.npy file; write it"):
-        read_features(Frames(tmp_path / "text.npy"), 3, Origin(tmp_path / "m.jsonl", 1))
+    for content in ("no array", "PK no array", "PK\3\4 no array"):
+        (tmp_path / "text.npy").write_text(content)
+        with pytest.raises(DataError, match=r"line 1: .* is not a \.npy file; write it"):
+            read_features(Frames(tmp_path / "text.npy"), 3, Origin(tmp_path / "m.jsonl", 1))
 
 
 def test_frames_of_two_sizes_do_not_go_together(tmp_path):
@@ -277,6 +308,13 @@ def test_features_are_computed_once(counted):
     moved = pair.source.path.rename(pair.source.path.with_name("b.wav"))
     assert torch.equal(first, FrameReader(cache=cache)(pair_of(moved)))
     assert len(calls) == 1
+
+
+def test_the_cache_does_not_hide_a_wrong_duration(counted):
+    pair, _, cache = counted
+    FrameReader(cache=str(cache))(pair)
+    with pytest.raises(DataError, match=r"ends after 1\.00 of its 3\.00 seconds"):
+        FrameReader(cache=cache)(pair_of(pair.source.path, duration=3.0))
 
 
 def test_other_settings_other_audio_and_other_parts_are_computed_anew(counted):
@@ -339,6 +377,14 @@ def test_a_corpus_is_read_in_order_by_many_threads(corpora, tmp_path):
         assert [pair for pair, _ in read] == pairs
         for pair, frames in read:
             assert abs(len(frames) / 100 - pair.source.duration) < 0.05
+
+
+def test_no_more_of_a_corpus_is_read_than_will_soon_be_wanted(counted):
+    pair, calls, _ = counted
+    read = FrameReader().all([pair] * 100, num_threads=2)
+    next(read)
+    read.close()  # waits for what was begun
+    assert len(calls) <= 5
 
 
 @pytest.mark.gpu

@@ -12,10 +12,12 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +30,7 @@ from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair
 
 # Raised whenever the same settings give other numbers: the cache then starts anew.
 VERSION = 1
+NO_SUCH_FILE = 7  # libsndfile's SFE_BAD_FILE
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,20 @@ class FeatureSettings:
                 f"num_cepstra must be between 1 and num_channels - 1 = {self.num_channels - 1}, "
                 f"not {self.num_cepstra}"
             )
+        for name in ("sample_rate", "num_channels", "num_cepstra", "num_deltas", "delta_reach"):
+            if not isinstance(getattr(self, name), int):
+                raise ValueError(f"{name} must be a whole number, not {getattr(self, name)!r}")
         for name in ("sample_rate", "window", "shift", "num_channels", "delta_reach"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        for name in ("window", "shift"):
+            if getattr(self, f"{name}_samples") < 1:
+                raise ValueError(
+                    f"{name} must be at least a sample, 1 / {self.sample_rate} seconds, "
+                    f"not {getattr(self, name)}"
+                )
+        if self.num_deltas < 0:
+            raise ValueError(f"num_deltas must not be negative, as {self.num_deltas} is")
 
     @property
     def size(self) -> int:
@@ -109,8 +123,13 @@ class Features(nn.Module):
         settings = self.settings
         if waves.ndim != 2:
             raise ValueError(f"waves must be [B, N], not {list(waves.shape)}")
+        if waves.dtype != self.hamming.dtype:
+            raise ValueError(
+                f"waves must be {self.hamming.dtype} in [-1, 1], not {waves.dtype}; convert them"
+            )
         if num_samples is None:
             num_samples = torch.full((len(waves),), waves.shape[1], device=waves.device)
+        _check_num_samples(num_samples, *waves.shape)
         num_frames = self.num_frames(num_samples)
         if waves.shape[1] < settings.window_samples:
             return waves.new_zeros(len(waves), 0, settings.size), num_frames
@@ -135,6 +154,17 @@ class Features(nn.Module):
             return log_mel
         log_energy = windows.square().sum(-1, keepdim=True).clamp(min=smallest).log()
         return torch.cat([log_energy, log_mel @ self.cosines], -1)
+
+
+def _check_num_samples(num_samples: Tensor, B: int, N: int) -> None:
+    if not isinstance(num_samples, Tensor) or num_samples.dtype not in (torch.int64, torch.int32):
+        kind = getattr(num_samples, "dtype", type(num_samples).__name__)
+        raise ValueError(f"num_samples must be a tensor of integers, not {kind}")
+    if num_samples.shape != (B,):
+        raise ValueError(f"num_samples must be [B] = [{B}], not {list(num_samples.shape)}")
+    for b, count in enumerate(num_samples.tolist()):
+        if not 0 <= count <= N:
+            raise ValueError(f"num_samples[{b}] must be between 0 and {N}, not {count}")
 
 
 def mel(hertz: Tensor) -> Tensor:
@@ -246,15 +276,23 @@ def read_wave(audio: Audio, sample_rate: int, origin: Origin | None = None) -> T
                 )
             wanted = -1  # to the end
             if audio.start is not None:
-                file.seek(min(round(audio.start * sample_rate), file.frames))
+                first = round(audio.start * sample_rate)
+                if first >= file.frames > 0:
+                    raise origin.error(
+                        f"{path} has {file.frames / sample_rate:.2f} seconds, so that the offset "
+                        f"{audio.start:.2f} is past its end; correct the offset"
+                    )
+                file.seek(min(first, file.frames))
                 if audio.duration is not None:
                     wanted = round(audio.duration * sample_rate)
             samples = file.read(wanted, dtype="float32")
     # A TypeError is for a .raw file, which does not say what is in it.
     except (soundfile.SoundFileError, OSError, TypeError) as error:
-        reason = str(getattr(error, "error_string", error)).rstrip(".")
+        reason = f" ({str(getattr(error, 'error_string', error)).rstrip('.')})"
+        if getattr(error, "code", None) == NO_SUCH_FILE:  # it exists: this is said of a bad MP3
+            reason = ""
         raise origin.error(
-            f"{path} is not audio that can be read ({reason}); record or convert it again"
+            f"{path} is not audio that can be read{reason}; record or convert it again"
         ) from None
     promised = audio.duration
     if header is not None and audio.start is None and header.get("sample_count", "").isdigit():
@@ -286,10 +324,11 @@ def read_features(source: Frames, size: int | None = None, origin: Origin | None
     """The frames [T, D] of a .npy file; a DataError if it is anything else, or D is not `size`."""
     origin, path = origin or Origin(source.path), source.path
     try:
-        array = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            array = np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         raise origin.error(f"{path} is not a .npy file; write it with numpy.save") from None
-    if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype.kind not in "fiu":
+    if array.ndim != 2 or array.dtype.kind not in "fiu":
         raise origin.error(f"{path} is not an array of frames by numbers; save one of [T, D]")
     if size is not None and array.shape[1] != size:
         raise origin.error(
@@ -298,22 +337,27 @@ def read_features(source: Frames, size: int | None = None, origin: Origin | None
         )
     if not len(array):
         raise origin.error(f"{path} has no frames; leave the line out")
-    if not np.isfinite(array).all():
-        raise origin.error(f"{path} has a number that is not finite; compute it again")
-    return torch.from_numpy(array.astype(np.float32))
+    with np.errstate(over="ignore"):
+        frames = array.astype(np.float32)
+    if not np.isfinite(frames).all():
+        raise origin.error(f"{path} has a number that is not finite in float32; compute it again")
+    return torch.from_numpy(frames)
 
 
 class FrameReader:
     """The frames of pairs, [T, D] and not normalised: computed once, then kept in a folder.
 
-    The cache is keyed by the audio's bytes and the settings, so neither another path nor a later
-    date makes frames anew, and another setting never gives old ones. Files are put in place whole,
+    The cache is keyed by the audio's bytes, the part and length that are asked for and the
+    settings, so neither another path nor a later date makes frames anew, and another setting never
+    gives old ones. Files are put in place whole,
     by renaming, so any number of processes may share the folder.
     """
 
-    def __init__(self, settings: FeatureSettings | None = None, cache: Path | None = None) -> None:
+    def __init__(
+        self, settings: FeatureSettings | None = None, cache: str | Path | None = None
+    ) -> None:
         self.features = Features(settings)
-        self.cache = cache
+        self.cache = None if cache is None else Path(cache)
 
     def __call__(self, pair: Pair) -> Tensor:
         """The pair's frames; a DataError if there are none to be had."""
@@ -341,9 +385,10 @@ class FrameReader:
         """Each pair with its frames, in order, several being read at once; bad pairs are skipped
         if there is a list to keep the reasons in. Frames of another size than `size`, or than the
         first ones have, are bad."""
-        threads = ThreadPoolExecutor(num_threads or os.cpu_count())
+        num_threads = num_threads or os.cpu_count() or 1
+        threads = ThreadPoolExecutor(num_threads)
         try:
-            results = threads.map(partial(_frames_or_error, self), pairs)
+            results = _in_order(threads, partial(_frames_or_error, self), pairs, 2 * num_threads)
             for pair, frames in zip(pairs, results, strict=True):
                 if isinstance(frames, Tensor) and frames.shape[1] != (
                     size := size or frames.shape[1]
@@ -382,10 +427,27 @@ class FrameReader:
             raise origin.error(
                 f"{audio.path} cannot be read ({error.strerror}); check it"
             ) from None
-        part = () if audio.start is None else (audio.start, audio.duration)
+        # With the duration, so that a wrong one is found out and not hidden by an earlier reading.
+        part = (audio.start, audio.duration)
         settings = sorted(asdict(self.features.settings).items())
         what = repr((VERSION, settings, part)).encode()
         return hashlib.sha256(what + hashlib.sha256(content).digest()).hexdigest()
+
+
+def _in_order(
+    threads: ThreadPoolExecutor,
+    read: Callable[[Pair], Tensor | DataError],
+    pairs: Iterable[Pair],
+    ahead: int,
+) -> Iterator[Tensor | DataError]:
+    """What `read` makes of the pairs, at most `ahead` of them before they are asked for: the frames
+    of a corpus may not fit into memory."""
+    rest = iter(pairs)
+    waiting = deque(threads.submit(read, pair) for pair in islice(rest, ahead))
+    while waiting:
+        result = waiting.popleft().result()
+        waiting.extend(threads.submit(read, pair) for pair in islice(rest, 1))
+        yield result
 
 
 def _frames_or_error(reader: FrameReader, pair: Pair) -> Tensor | DataError:
