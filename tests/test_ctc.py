@@ -86,6 +86,37 @@ def test_a_repeated_label_needs_a_blank_between():
     assert ctc_prefix_search(f, torch.tensor([3]))[0].labels == (1,)
 
 
+def test_a_section_without_end_is_cut_short_and_said():
+    torch.manual_seed(0)
+    f = 0.1 * torch.randn(2, 30, 40)  # a network that knows nothing
+    f[1, :, 0] = 20.0
+    words = "max_prefixes = 50 was met in 1 sections of item 0;"
+    with pytest.warns(UserWarning, match=words) as said:
+        found, empty = ctc_prefix_search(f, torch.tensor([30, 30]), max_prefixes=50)
+    assert said[0].filename == __file__
+    assert found.log_prob > ctc_best_path(f, torch.tensor([30, 30]))[0].log_prob
+    assert empty.labels == ()
+
+
+def test_a_search_that_is_cut_short_falls_back_on_the_best_path():
+    f = torch.zeros(1, 30, 40)
+    f[0, torch.arange(30), torch.arange(1, 31)] = 3.0
+    with pytest.warns(UserWarning, match="max_prefixes = 5 was met"):
+        (found,) = ctc_prefix_search(f, torch.tensor([30]), max_prefixes=5)
+    (path,) = ctc_best_path(f, torch.tensor([30]))
+    assert found.labels == path.labels == tuple(range(1, 31))
+    assert found.log_prob >= path.log_prob
+
+
+def test_a_search_that_is_cut_short_gives_its_labelling_the_exact_probability():
+    torch.manual_seed(0)
+    f = torch.randn(1, 6, 3)
+    exact = every_labelling(f[0])
+    with pytest.warns(UserWarning, match="max_prefixes = 1 was met"):
+        (found,) = ctc_prefix_search(f, torch.tensor([6]), max_prefixes=1)
+    assert found.log_prob == pytest.approx(np.log(exact[found.labels]), abs=1e-9)
+
+
 def test_what_lies_past_the_end_is_not_read():
     f = torch.randn(2, 6, 4)
     f[1, 2:] = torch.nan
@@ -103,6 +134,10 @@ def test_what_lies_past_the_end_is_not_read():
         ((torch.randn(1, 3, 2), torch.tensor([3, 3])), {}, "num_frames"),
         ((torch.full((1, 3, 2), torch.nan), torch.tensor([3])), {}, "NaN"),
         ((torch.randn(1, 3, 2), torch.tensor([3])), {"threshold": 0.0}, "threshold"),
+        ((torch.randn(1, 3, 2), torch.tensor([3])), {"max_prefixes": 0}, "max_prefixes"),
+        ((torch.full((1, 3, 2), -torch.inf), torch.tensor([3])), {}, "item 0 at 0 is -inf for ev"),
+        ((torch.ones(1, 3, 2).long(), torch.tensor([3])), {}, "floating-point, not torch.int64"),
+        ((torch.randn(1, 3, 2), torch.tensor([True])), {}, "num_frames must be integers"),
     ],
 )
 def test_what_is_wrong_is_said(arguments, options, words):
