@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from io import StringIO
 
 import numpy as np
@@ -133,6 +134,25 @@ def test_the_papers_table_stands_beside_ours():
     assert json.loads(json.dumps(ours.as_dict()))["detail"]["substitutions"] == 1
 
 
+def test_the_table_names_the_confidence_of_its_interval():
+    result = error_rate([["a"]], [["b"]])
+    wide = replace(result, interval=bootstrap_interval(np.ones(3), np.ones(3), confidence=0.8))
+    assert "95 % interval" in printed(result)
+    assert "80 % interval" in printed(wide)
+
+
+def test_a_rate_that_does_not_exist_is_null_in_json():
+    row = Evaluation("transducer", math.nan, math.nan).as_dict()
+    assert (row["bits_per_label"], row["error"]) == (None, None)
+    json.dumps(row, allow_nan=False)
+
+
+def test_ids_are_not_compared_with_symbols():
+    assert error_rate([[1, 2]], [[1, 3]]).edits == 1
+    with pytest.raises(ValueError, match="some of ids; decode the ids with the alphabet"):
+        error_rate([[1, 2]], [["a", "b"]])
+
+
 def test_bits_are_nats_over_ln_2():
     assert bits_per_label(math.log(39) * 10, 10) == pytest.approx(math.log2(39))
     with pytest.raises(ValueError, match="no labels"):
@@ -149,6 +169,15 @@ def test_misclassified_labels_are_counted_up_to_each_length(with_null):
     else:
         scores = scores[..., 1:]
     assert misclassified(scores, labels, num_labels, with_null=with_null) == 1
+
+
+def test_a_prediction_network_that_lacks_a_label_is_refused():
+    scores, labels = torch.zeros(1, 3, 4), torch.tensor([[1, 4]])
+    assert misclassified(scores, labels, torch.tensor([2]), with_null=False) == 1
+    with pytest.raises(ValueError, match="a label 4, but the prediction has 3 labels with with_n"):
+        misclassified(scores, labels, torch.tensor([2]), with_null=True)
+    with pytest.raises(ValueError, match=r"prediction must be \[B, U\+1, ...\]"):
+        misclassified(scores[:, 1:], labels, torch.tensor([2]), with_null=False)
 
 
 def test_scoring_a_corpus_takes_seconds():

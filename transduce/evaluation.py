@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,8 @@ class ErrorRate:
 
     def table(self, symbol: str = "label") -> Table:
         """The same to read, `symbol` being what the sequences are made of."""
-        table = Table("measure", "value", "95 % interval" if self.interval else "")
+        sure = f"{100 * self.interval.confidence:g} % interval" if self.interval else ""
+        table = Table("measure", "value", sure)
         rows = [
             (f"{symbol} error rate", self.rate, self.interval),
             ("sequence error rate", self.sequence_rate, self.sequence_interval),
@@ -107,7 +109,11 @@ class Evaluation:
     epochs: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        row = asdict(self)
+        """The row for JSON, which has no NaN."""
+        row = {
+            k: None if isinstance(v, float) and math.isnan(v) else v
+            for k, v in asdict(self).items()
+        }
         return row | {"detail": self.detail.as_dict() if self.detail else None}
 
 
@@ -156,6 +162,11 @@ def nearest_error_rate(
     """
     if len(outputs) != len(references):
         raise ValueError(f"there are {len(outputs)} outputs for {len(references)} targets")
+    symbols = chain(*outputs, *(target for targets in references for target in targets))
+    if len({isinstance(symbol, str) for symbol in symbols}) > 1:
+        raise ValueError(
+            "some sequences are of symbols and some of ids; decode the ids with the alphabet"
+        )
     confusions: Counter[tuple[str | None, str | None]] = Counter()
     edits, lengths = np.zeros(len(outputs), np.int64), np.zeros(len(outputs), np.int64)
     for i, (output, alternatives) in enumerate(zip(outputs, references, strict=True)):
@@ -236,6 +247,17 @@ def misclassified(
     of labels, this is the paper's error rate of the prediction network.
     """
     scores = prediction[:, :-1, 1:] if with_null else prediction[:, :-1]
-    wrong = scores.argmax(-1) + 1 != labels
+    if scores.shape[:2] != labels.shape:
+        raise ValueError(
+            f"prediction must be [B, U+1, ...] of labels {list(labels.shape)}, "
+            f"not {list(prediction.shape)}"
+        )
     inside = torch.arange(labels.shape[1], device=labels.device) < num_labels[:, None]
+    largest = int((labels * inside).max()) if labels.numel() else 0
+    if largest > scores.shape[2]:
+        raise ValueError(
+            f"there is a label {largest}, but the prediction has {scores.shape[2]} labels with "
+            f"with_null={with_null}; say with_null as the network was made"
+        )
+    wrong = scores.argmax(-1) + 1 != labels
     return int((wrong & inside).sum())
