@@ -314,7 +314,7 @@ def test_a_bound_that_is_not_met_is_not_mentioned(backend):
 def test_dropout_sleeps_while_decoding_and_wakes_after():
     model, fusion = transducer(num_layers=2), PredictionNetwork(3, 7, 2, with_null=False).double()
     networks = (model.transcription_network, model.prediction_network, fusion)
-    options = dict(beam_width=3, fusion_weight=1.0, fusion=fusion)
+    options = dict(beam_width=3, n_best=3, fusion_weight=1.0, fusion=fusion)
     expected = search(model, frames_of(5), **options)
     for network in networks:
         network.lstm.dropout = 0.9
