@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +83,9 @@ def validation_error(model: TrainedModel, examples: Sequence[Example]) -> float:
     """The error rate of a network's likeliest outputs, for `training.fit`."""
     if isinstance(model.network, PredictionNetwork):
         return _misclassification_rate(model, examples)
-    outputs = [[str(k) for k in best[0].labels] for best in recognise(model, examples)]
+    with warnings.catch_warnings():  # what is not trained yet may emit without end
+        warnings.filterwarnings("ignore", "max_labels_per_frame")
+        outputs = [[str(k) for k in best[0].labels] for best in recognise(model, examples)]
     targets = [[str(k) for k in example.labels.tolist()] for example in examples]
     return error_rate(outputs, targets, num_resamples=0).rate
 
