@@ -150,3 +150,10 @@ def test_the_command_says_what_is_wrong_and_exits_with_an_error():
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode != 0
     assert "--seed" in done.stdout + done.stderr
+
+
+def test_what_the_readme_links_to_is_there():
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    local = [link for link in links if not link.startswith("http")]
+    assert "docs/lattice.png" in local
+    assert [link for link in local if not (ROOT / link).exists()] == []
