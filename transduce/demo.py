@@ -32,7 +32,7 @@ def run(folder: Path, seed: int, figure: Path | None = None) -> None:
     for network in NETWORKS:
         recipe = read_recipe(recipe_file(f"letters-{network}"), {"train.seed": str(seed)})
         console.rule(f"{network} network")
-        fit(recipe, folder / network, validate=validation_error)
+        fit(recipe, folder / network, resume=True, validate=validation_error)
         test = by_source(read_splits(recipe.data).test)
         rows.append(evaluate(load_model(folder / network), test))
     model = load_model(folder / "transducer")
