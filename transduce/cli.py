@@ -12,22 +12,23 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import cyclopts
+import torch
 from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress as Bar
 
 import transduce
 from transduce import demo as demonstration
-from transduce.checkpoint import CheckpointError, TrainedModel, load_model
+from transduce.checkpoint import CheckpointError, TrainedModel, load_model, write_by_rename
 from transduce.corpus import read_splits
 from transduce.data.batches import Example
 from transduce.data.manifest import read_manifest, read_tsv
 from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair, skipped_report
 from transduce.evaluation import Evaluation, results_table
-from transduce.recipe import Recipe, RecipeError, read_recipe
+from transduce.recipe import RecipeError, read_recipe
 from transduce.recognition import evaluate as evaluation_of
 from transduce.recognition import recognise, validation_error
-from transduce.training import TrainingError, fit
+from transduce.training import CONFIG_FILE, TrainingError, fit
 from transduce.transcripts import Transcript, json_lines
 
 app = cyclopts.App(
@@ -103,13 +104,7 @@ def evaluate(
         Print JSON instead of a table.
     """
     with sentences():
-        model = _on(device, load_model(run))
-        skipped: list[DataError] | None = [] if skip_bad else None
-        pairs = _test_pairs(run, model, data, target, skipped)
-        with working(f"{len(pairs)} sequences", len(pairs)) as done:
-            row = evaluation_of(model, pairs, beam_width=beam_width, skipped=skipped, done=done)
-        if skipped:
-            print(skipped_report(skipped, len(pairs)), file=sys.stderr)
+        row = _evaluated(run, data, target, beam_width, device, skip_bad)
         if as_json:
             print(json.dumps(row.as_dict(), ensure_ascii=False))
         else:
@@ -195,12 +190,7 @@ def table(
         folders, settings = _runs_and_settings(runs)
         for run in folders:
             folder = _trained(run, _overrides(settings))
-            model = _on(device, load_model(folder))
-            skipped: list[DataError] | None = [] if skip_bad else None
-            pairs = _test_pairs(folder, model, None, "text", skipped)
-            with working(f"{folder.name}: {len(pairs)} sequences", len(pairs)) as done:
-                row = evaluation_of(model, pairs, beam_width=beam_width, skipped=skipped, done=done)
-            rows.append(row)
+            rows.append(_evaluated(folder, None, "text", beam_width, device, skip_bad))
         _show(rows)
 
 
@@ -275,9 +265,21 @@ def _overrides(tokens: Sequence[str]) -> dict[str, str]:
     return overrides
 
 
-def _on(device: Device, model: TrainedModel) -> TrainedModel:
-    import torch
+def _evaluated(
+    run: Path, data: Path | None, target: str, beam_width: int, device: Device, skip_bad: bool
+) -> Evaluation:
+    """A run's row of the table; what was left out is said on standard error."""
+    model = _on(device, load_model(run))
+    skipped: list[DataError] | None = [] if skip_bad else None
+    pairs = _test_pairs(run, model, data, target, skipped)
+    with working(f"{run.name}: {len(pairs)} sequences", len(pairs)) as done:
+        row = evaluation_of(model, pairs, beam_width=beam_width, skipped=skipped, done=done)
+    if skipped:
+        print(skipped_report(skipped, len(pairs)), file=sys.stderr)
+    return row
 
+
+def _on(device: Device, model: TrainedModel) -> TrainedModel:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     model.network.to(device)
@@ -295,7 +297,7 @@ def _test_pairs(
     signature = model.signature
     if data is None:
         folder = run if run.is_dir() else run.parent
-        pairs: Sequence[Pair] = read_splits(_recipe_of(folder).data, skipped).test
+        pairs: Sequence[Pair] = read_splits(read_recipe(folder / CONFIG_FILE).data, skipped).test
         if not pairs:
             raise ValueError(
                 f"the recipe of {folder} names no test set; give a file to evaluate on"
@@ -308,10 +310,6 @@ def _test_pairs(
         notations = signature.source_notation, signature.target_notation
         pairs = read_tsv(data, *notations, skipped)
     return pairs
-
-
-def _recipe_of(folder: Path) -> Recipe:
-    return read_recipe(folder / "config.toml")
 
 
 def _runs_and_settings(tokens: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -383,8 +381,8 @@ def _transcript(model: TrainedModel, example: Example, best: tuple[Any, ...]) ->
     if signature.features is not None and isinstance(example.pair.source, Audio):
         shift = signature.features.shift * model.config.pooling
         seconds = example.num_frames * signature.features.shift
-    separator = " " if signature.target_notation.split == "spaces" else ""
-    return Transcript(example.pair.name, best, signature.targets, separator, shift, seconds)
+    name, targets = example.pair.name, signature.targets
+    return Transcript(name, best, targets, signature.separator, shift, seconds)
 
 
 def _write(
@@ -401,13 +399,10 @@ def _write(
         for transcript in transcripts:
             print(text(transcript))
         return
-    output.mkdir(parents=True, exist_ok=True)
     suffix = {"txt": ".txt", "json": ".json", "textgrid": ".TextGrid"}[form]
     for transcript in transcripts:
         path = output / (transcript.name.replace(os.sep, "-") + suffix)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(text(transcript) + "\n", "utf-8")
-        partial.replace(path)
+        write_by_rename(path, (text(transcript) + "\n").encode())
 
 
 def _show(rows: Sequence[Evaluation]) -> None:

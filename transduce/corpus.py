@@ -115,10 +115,14 @@ class Signature:
             return frame_examples(read, targets, self.statistics.normalise, skipped)
         return target_examples(pairs, self.targets, skipped)
 
+    @property
+    def separator(self) -> str:
+        """What stands between symbols where targets are written."""
+        return " " if self.target_notation.split == "spaces" else ""
+
     def text(self, labels: Sequence[int]) -> str:
         """Labels, written as the targets were."""
-        between = " " if self.target_notation.split == "spaces" else ""
-        return between.join(self.targets.decode(labels))
+        return self.separator.join(self.targets.decode(labels))
 
     def _feature_settings(self) -> FeatureSettings:
         if self.features is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from transduce.alphabet import Alphabet
 from transduce.checkpoint import TrainedModel
 from transduce.ctc import ctc_best_path, ctc_prefix_search
 from transduce.data.batches import Batch, Batches, Example
@@ -104,20 +105,31 @@ def evaluate(
     Outputs are compared as symbols, so that a target may have some which were never seen in
     training; the log-loss is of the pairs that have none and, of a CTC network, that it can align.
     """
-    known: list[DataError] = []  # what has no log-loss is not left out of the error rate
-    labelled = model.signature.examples(pairs, cache=cache, skipped=known)
-    bits = _bits(model, labelled)
-    row = Evaluation(NAMES[model.config.network], bits, 0.0, epochs=model.standing.epoch or None)
+    name, epochs = NAMES[model.config.network], model.standing.epoch or None
     if isinstance(model.network, PredictionNetwork):
-        return replace(row, error=_misclassification_rate(model, labelled))
+        unseen: list[DataError] = []
+        labelled = model.signature.examples(pairs, skipped=unseen)
+        error = _misclassification_rate(model, labelled)
+        return Evaluation(name, _bits(model, labelled), error, epochs=epochs)
     examples = model.signature.examples(pairs, with_labels=False, cache=cache, skipped=skipped)
+    bits = _bits(model, _labelled(examples, model.signature.targets))
     found = recognise(model, examples, beam_width=beam_width, done=done)
     decode = model.signature.targets.decode
     detail = nearest_error_rate(
         [tuple(decode(best[0].labels)) for best in found],
         [example.pair.references for example in examples],
     )
-    return replace(row, error=detail.rate, detail=detail)
+    return Evaluation(name, bits, detail.rate, detail, epochs)
+
+
+def _labelled(examples: Sequence[Example], targets: Alphabet) -> list[Example]:
+    """Those whose targets have no symbol unseen in training, with their labels."""
+    known = set(targets.symbols)
+    return [
+        replace(example, labels=torch.tensor(targets.encode(example.pair.target)))
+        for example in examples
+        if known.issuperset(example.pair.target)
+    ]
 
 
 @torch.no_grad()
