@@ -188,15 +188,26 @@ def test_gradients_through_layers_and_pooling_agree_with_differences(options):
 
 
 @pytest.mark.parametrize("pooling", [1, 2])
-def test_dropout_acts_in_training_and_between_layers_only(pooling):
-    frames = torch.randn(2, 6, 3)
+def test_dropout_acts_in_training_only_and_after_every_layer(pooling):
+    frames, width = torch.randn(2, 6, 3), 60
     for num_layers in (1, 2):
         network = TranscriptionNetwork(3, 4, 30, num_layers, dropout=0.5, pooling=pooling)
         plain = TranscriptionNetwork(3, 4, 30, num_layers, pooling=pooling)
         plain.load_state_dict(network.state_dict())
         expected = plain(frames)[0]
         assert torch.equal(network.eval()(frames)[0], expected)
-        assert torch.equal(network.train()(frames)[0], expected) == (num_layers == 1)
+        network.output, plain.output = torch.nn.Identity(), torch.nn.Identity()
+        hidden, whole = network.train()(frames)[0], plain(frames)[0]
+        assert 0.3 < (hidden == 0).float().mean() < 0.7 and hidden.shape[-1] == width
+        kept = hidden != 0  # of one layer, what is left is doubled, and there is nothing more
+        assert torch.allclose(hidden[kept], 2 * whole[kept]) == (num_layers == 1)
+
+
+def test_dropout_acts_on_what_the_prediction_network_remembers():
+    network, labels = PredictionNetwork(5, 30, dropout=0.5), torch.tensor([[1, 2, 3]])
+    expected = network.eval()(labels)
+    assert torch.equal(network(labels), expected)
+    assert not torch.equal(network.train()(labels), expected)
 
 
 def test_without_lengths_every_frame_counts():

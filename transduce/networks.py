@@ -29,7 +29,7 @@ class PredictionNetwork(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        self.num_labels, self.with_null = num_labels, with_null
+        self.num_labels, self.with_null, self.dropout = num_labels, with_null, dropout
         self.lstm = PeepholeLSTM(
             num_labels, hidden_size, num_layers, dropout=dropout, backend=backend
         )
@@ -42,6 +42,7 @@ class PredictionNetwork(nn.Module):
         labels = labels.clamp(min=NULL)
         start = labels.new_full((len(labels), 1), NULL)
         hidden, _ = self.lstm(torch.cat([start, labels], dim=1))  # Eq. 2
+        hidden = nn.functional.dropout(hidden, self.dropout, self.training)
         prediction: Tensor = self.output(hidden)  # Eq. 3
         return prediction
 
@@ -110,6 +111,7 @@ class TranscriptionNetwork(nn.Module):
         if self.upper_lstm is not None:
             hidden = nn.functional.dropout(hidden, self.dropout, self.training)
             hidden, _ = self.upper_lstm(hidden, num_frames)
+        hidden = nn.functional.dropout(hidden, self.dropout, self.training)
         return self.output(hidden), num_frames  # Eq. 11
 
 
