@@ -17,7 +17,7 @@ def said(terminal, monkeypatch):
             progress.start_epoch(epoch, 2, 0)
             progress.step(8, 3.25)
             progress.step(8, 3.0)
-            progress.end_epoch(3.0, 2.5, 0.125, best=epoch == 1)
+            progress.end_epoch(3.0, 1.0, 2.5, 0.125, best=epoch == 1)
     return file.getvalue()
 
 
@@ -47,5 +47,5 @@ def test_a_quiet_console_is_told_nothing():
     with Progress(console) as progress:
         progress.start_epoch(1, 1, 0)
         progress.step(1, 1.0)
-        progress.end_epoch(1.0, 1.0, None, best=True)
+        progress.end_epoch(1.0, 1.0, 1.0, None, best=True)
     assert console.file.getvalue() == ""

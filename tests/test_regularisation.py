@@ -1,4 +1,4 @@
-"""Noise on weights, masks on frames."""
+"""Noise on weights and their averages, stretches and masks of frames."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 from transduce.data.batches import Batch, Example
 from transduce.data.pairs import Origin, Pair
 from transduce.recipe import SpecAugment
-from transduce.regularisation import spec_augment, weight_noise
+from transduce.regularisation import Averages, spec_augment, weight_noise
 
 
 def test_noise_is_added_and_removed_to_the_last_bit():
@@ -47,7 +47,7 @@ def batch_of(lengths, size=8):
 def test_masks_in_time_are_bands_no_wider_than_allowed():
     torch.manual_seed(0)
     batch = batch_of([100] * 200 + [10] * 200)
-    frames = spec_augment(batch, SpecAugment(time_masks=1, time_width=25, time_share=0.2))
+    frames = spec_augment(batch, SpecAugment(time_masks=1, time_width=25, time_share=0.2)).frames
     gone = (frames == 0).all(2) & (batch.frames == 1).all(2)
     assert ((frames == 0).any(2) & (batch.frames == 1).all(2)).equal(gone)  # whole frames
     widths = gone.sum(1)
@@ -61,7 +61,7 @@ def test_masks_in_time_are_bands_no_wider_than_allowed():
 def test_masks_in_frequency_are_the_same_in_every_frame():
     torch.manual_seed(0)
     batch = batch_of([9] * 300)
-    frames = spec_augment(batch, SpecAugment(frequency_masks=1, frequency_width=3))
+    frames = spec_augment(batch, SpecAugment(frequency_masks=1, frequency_width=3)).frames
     gone = frames[:, 0] == 0
     assert (frames == 0).equal(gone[:, None].expand(-1, 9, -1))
     assert gone.sum(1).max() == 3 and gone.any(0).all()
@@ -69,6 +69,80 @@ def test_masks_in_frequency_are_the_same_in_every_frame():
 
 def test_text_and_settings_of_nothing_leave_all_as_it_is():
     batch = batch_of([5, 3])
-    assert spec_augment(batch, SpecAugment()).equal(batch.frames)
+    assert spec_augment(batch, SpecAugment()).frames.equal(batch.frames)
     ids = Batch(batch.pairs, torch.ones(2, 5).long(), *[batch.num_frames] * 3)
-    assert spec_augment(ids, SpecAugment(time_masks=9)) is ids.frames
+    settings = SpecAugment(time_masks=9, time_stretch=0.5, frequency_stretch=0.5)
+    assert spec_augment(ids, settings) is ids
+
+
+def ramps(lengths, size=8):
+    """Frames that say where they are: number t of utterance b has 10 b + t, coefficient d + d/10."""
+    pair = Pair("a", (), (), Origin(Path("a.tsv"), 1))
+    return Batch.of(
+        [
+            Example(
+                pair,
+                10.0 * b + torch.arange(T)[:, None] + torch.arange(size) / 10,
+                torch.ones(1).long(),
+            )
+            for b, T in enumerate(lengths)
+        ]
+    )
+
+
+def test_an_utterance_is_stretched_from_its_first_frame_to_its_last():
+    torch.manual_seed(0)
+    lengths = [50] * 40 + [1, 2, 7]
+    batch = ramps(lengths)
+    stretched = spec_augment(batch, SpecAugment(time_stretch=0.3))
+    assert stretched.frames.shape[1] == stretched.num_frames.max()
+    after = stretched.num_frames[:40].float()
+    assert 35 <= after.min() < 40 and 60 < after.max() <= 65
+    for b, (before, T) in enumerate(zip(lengths, stretched.num_frames.tolist(), strict=True)):
+        last = before - 1 if T > 1 else 0
+        expected = 10.0 * b + torch.linspace(0, last, T)[:, None] + torch.arange(8) / 10
+        torch.testing.assert_close(stretched.frames[b, :T], expected, rtol=0, atol=0.01)
+        assert (stretched.frames[b, T:] == 0).all()
+
+
+def test_a_spectrum_is_stretched_from_its_lowest_coefficient():
+    torch.manual_seed(0)
+    batch = ramps([4] * 200, size=11)
+    frames = spec_augment(batch, SpecAugment(frequency_stretch=0.2)).frames
+    coefficients = (frames - batch.frames[:, :, :1]) * 10  # where each came from
+    factor = coefficients[:, 0, 1]
+    assert 0.8 <= factor.min() < 0.82 and 1.18 < factor.max() <= 1.21
+    expected = (factor[:, None] * torch.arange(11)).clamp(max=10)
+    torch.testing.assert_close(coefficients, expected[:, None].expand(-1, 4, -1), rtol=0, atol=0.05)
+
+
+def test_averages_are_those_of_the_weights_after_every_step():
+    weight = torch.zeros(3)
+    averages = Averages([weight], 0.9)
+    seen = []
+    for step in range(1, 200):
+        weight += torch.randn(3)
+        averages.update(step)
+        seen.append(weight.clone())
+    expected = sum(0.1 * 0.9 ** (198 - i) * one for i, one in enumerate(seen))
+    torch.testing.assert_close(averages.tensors[0], expected, rtol=1e-3, atol=1e-4)
+    with averages.in_place():
+        torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4)
+    assert torch.equal(weight, seen[-1])
+
+
+def test_early_steps_are_not_outweighed_by_the_weights_at_the_start():
+    weight = torch.full((2,), 5.0)
+    averages = Averages([weight], 0.999)
+    weight.zero_()
+    for step in range(1, 41):
+        averages.update(step)
+    assert averages.tensors[0].max() < 1e-3
+
+
+def test_averages_that_forget_all_are_the_weights():
+    weight = torch.randn(50)
+    averages = Averages([weight], 0.0)
+    weight += torch.randn(50)
+    averages.update(7)
+    assert torch.equal(averages.tensors[0], weight)

@@ -179,7 +179,9 @@ fit(read_recipe(folder / "recipe.toml"), folder / "run", progress=Killed(Console
 # epoch, when the model and the metrics are written already.
 @pytest.mark.parametrize("when, count", [("in a step", 23), ("in a write", 7)])
 def test_a_killed_run_goes_on_as_if_it_had_never_stopped(tmp_path, when, count):
-    recipe = toy_recipe(tmp_path, weight_noise=0.05, save_every=5, warm_up=20, decay="cosine")
+    recipe = toy_recipe(
+        tmp_path, weight_noise=0.05, save_every=5, warm_up=20, decay="cosine", averaging=0.9
+    )
     recipe = replace(recipe, network=replace(recipe.network, num_layers=2, dropout=0.3))
     (tmp_path / "recipe.toml").write_text(recipe_toml(recipe))
     command = [sys.executable, "-c", KILLED, str(tmp_path), when, str(count)]
@@ -264,6 +266,29 @@ def test_the_run_stops_when_patience_is_out_and_keeps_the_best(tmp_path):
     assert (model.standing.epoch, model.standing.error_rate) == (2, 0.3)
     with pytest.raises(TrainingError, match="stop_at is error_rate"):
         run(recipe, tmp_path / "other")
+
+
+def test_a_run_is_validated_as_often_as_it_is_told_and_at_its_end(tmp_path):
+    recipe = toy_recipe(tmp_path, max_epochs=5, validate_every=2)
+    run(recipe, tmp_path / "run")
+    assert [m["epoch"] for m in metrics_of(tmp_path / "run")] == [2, 4, 5]
+    often = replace(recipe, train=replace(recipe.train, validate_every=1))
+    run(often, tmp_path / "often")  # whose weights are the same: it only looks more often
+    assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "often"))
+
+
+def test_what_is_validated_and_kept_are_the_averages(tmp_path):
+    recipe = toy_recipe(tmp_path, max_epochs=2, averaging=0.9)
+    model = run(recipe, tmp_path / "run")
+    last = weights_of(tmp_path / "run")
+    assert model.standing.epoch == 2
+    for i, weights in enumerate(model.network.parameters()):
+        assert torch.equal(weights, last[f"average.{i}"])
+    plain = run(replace(recipe, train=replace(recipe.train, averaging=0.0)), tmp_path / "plain")
+    other = weights_of(tmp_path / "plain")
+    names = [name for name in last if name.startswith("network.")]
+    assert all(torch.equal(last[name], other[name]) for name in names)  # the steps are the same
+    assert model.standing.bits_per_label != plain.standing.bits_per_label
 
 
 def test_pretrained_networks_are_begun_with(tmp_path):

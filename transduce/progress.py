@@ -67,15 +67,21 @@ class Progress:
             self.say(f"{text}, step {self.steps} of {self.num_steps}, {left:.0f} s left")
 
     def end_epoch(
-        self, training_bits: float, bits: float, error_rate: float | None, best: bool
+        self,
+        training_bits: float,
+        seconds: float,
+        bits: float | None = None,
+        error_rate: float | None = None,
+        best: bool = False,
     ) -> None:
-        """An epoch has been validated."""
-        self.error_rate = error_rate
-        seconds = time.monotonic() - self.begun
+        """An epoch is over, after so long, and has been validated if there are bits."""
+        if bits is not None:
+            self.error_rate = error_rate
+        valid = "" if bits is None else f", {bits:.3f} in validation"
         error = "" if error_rate is None else f", error rate {100 * error_rate:.2f} %"
         self.say(
-            f"epoch {self.epoch}: {training_bits:.3f} bits per label in training, {bits:.3f} in "
-            f"validation{error}, {self.sequences / max(seconds, 1e-9):.0f} sequences per second"
+            f"epoch {self.epoch}: {training_bits:.3f} bits per label in training{valid}{error}, "
+            f"{self.sequences / max(seconds, 1e-9):.0f} sequences per second"
             f"{', the best so far' if best else ''}"
         )
 

@@ -68,7 +68,7 @@ class NetworkConfig:
     pooling: int = 1  # frames averaged into one after the first layer
     prediction_size: int = 128  # hidden units of the prediction network
     prediction_layers: int = 1
-    dropout: float = 0.0  # between the layers of either
+    dropout: float = 0.0  # of what each layer of either hands on
 
     def __post_init__(self) -> None:
         sizes = ("hidden_size", "num_layers", "pooling", "prediction_size", "prediction_layers")
@@ -79,19 +79,27 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class SpecAugment:
-    """Bands of frames and of coefficients replaced by the mean, at random (Park et al., 2019)."""
+    """Bands of frames and of coefficients replaced by the mean, at random (Park et al., 2019), and
+    utterances made slower or faster, voices higher or lower."""
 
     time_masks: int = 0  # bands of frames in an utterance
     time_width: int = 25  # frames that one may have
     time_share: float = 0.2  # of the utterance that one may have
     frequency_masks: int = 0  # bands of coefficients: of spectrograms, not of cepstra
     frequency_width: int = 8  # coefficients that one may have
+    time_stretch: float = 0.0  # 0.1: an utterance becomes 0.9 to 1.1 times as long
+    frequency_stretch: float = 0.0  # likewise its spectrum, from the lowest channel upwards
 
     def __post_init__(self) -> None:
         counts = ("time_masks", "time_width", "frequency_masks", "frequency_width")
         _check_at_least(self, 0, *counts)
         if not 0 <= self.time_share <= 1:
             raise ValueError(f"time_share must be between 0 and 1, not {self.time_share}")
+        for name in ("time_stretch", "frequency_stretch"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} must be at least 0 and below 1, not {getattr(self, name)}"
+                )
 
 
 @dataclass(frozen=True)
@@ -105,10 +113,14 @@ class TrainConfig:
     warm_up: int = 0  # steps in which the learning rate grows to its full height
     decay: Literal["none", "cosine"] = "none"  # of the learning rate, to 0 at max_epochs
     weight_noise: float = 0.075  # deviation of the noise drawn for every step
+    # What is validated and kept are averages of the weights, in which a step's count by this less
+    # with every step after it; 0 keeps the weights themselves
+    averaging: float = 0.0
     max_sequences: int = 1  # in a step, all processes together; 1 is online training
     max_cells: int = 1_000_000  # of padded lattice in a step, B x T x (U+1)
     max_epochs: int = 1000
     patience: int = 20  # epochs without improvement after which it stops
+    validate_every: int = 1  # epochs from one validation to the next
     stop_at: Literal["log_loss", "error_rate"] = "log_loss"  # lowest on the validation set
     clip: float | None = None  # the largest norm of the gradient; None leaves it
     spec_augment: SpecAugment = field(default_factory=SpecAugment)  # of audio
@@ -122,11 +134,13 @@ class TrainConfig:
     machines: int = 1
 
     def __post_init__(self) -> None:
-        counts = ("max_sequences", "max_cells", "max_epochs", "patience", "save_every")
-        _check_at_least(self, 1, *counts, "devices", "machines")
+        counts = ("max_sequences", "max_cells", "max_epochs", "patience", "validate_every")
+        _check_at_least(self, 1, *counts, "save_every", "devices", "machines")
         _check_at_least(self, 0, "momentum", "weight_decay", "warm_up", "weight_noise")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive, not {self.learning_rate}")
+        if not 0 <= self.averaging < 1:
+            raise ValueError(f"averaging must be at least 0 and below 1, not {self.averaging}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be positive, not {self.clip}")
 

@@ -50,7 +50,7 @@ from transduce.recipe import (
     recipe_toml,
     settings_from,
 )
-from transduce.regularisation import spec_augment, weight_noise
+from transduce.regularisation import Averages, spec_augment, weight_noise
 
 CONFIG_FILE, LAST_FILE, METRICS_FILE = "config.toml", "last.safetensors", "metrics.jsonl"
 STATE = "the state of a run"
@@ -155,6 +155,8 @@ class _Run:
         self.plain = self._initial_network()
         optimiser = _optimiser(self.plain, self.config)
         self.network, self.optimiser = fabric.setup(self.plain, optimiser)
+        self.weights = list(self.plain.parameters())
+        self.averages = Averages(self.weights, self.config.averaging)
         self.generator = torch.Generator(fabric.device)
         self.position = _Position()
         self.metrics = b""
@@ -179,7 +181,8 @@ class _Run:
                 self.progress.step(len(ids), bits_per_label(at.nats, at.labels))
                 if self.config.save_every and at.step % self.config.save_every == 0:
                     self._save()
-            self._end_epoch(time.monotonic() - begun)
+            with self.averages.in_place():
+                self._end_epoch(time.monotonic() - begun)
             self._save()
 
     def _step(self, ids: Sequence[int], num_steps: int) -> tuple[float, int]:
@@ -198,10 +201,9 @@ class _Run:
         seed, step = config.seed, self.position.step
         self.generator.manual_seed(step_seed(seed, step, "noise"))
         torch.manual_seed(step_seed(seed, step, f"masks {fabric.global_rank}"))
-        batch = replace(batch, frames=spec_augment(batch, config.spec_augment))
+        batch = spec_augment(batch, config.spec_augment)
         self.network.train()
-        weights = list(self.plain.parameters())
-        with weight_noise(weights, config.weight_noise, self.generator):
+        with weight_noise(self.weights, config.weight_noise, self.generator):
             losses = sequence_losses(self.network, self.recipe.network, batch)
             nats = float(
                 cast(Tensor, fabric.all_reduce(share * losses.detach().sum(), reduce_op="sum"))
@@ -214,6 +216,7 @@ class _Run:
             fabric.clip_gradients(self.network, self.optimiser, max_norm=config.clip)
         self.optimiser.step()
         self.optimiser.zero_grad()
+        self.averages.update(self.position.step + 1)
         return nats, sum(self.batches.examples[i].num_labels for i in ids)
 
     @torch.no_grad()
@@ -238,9 +241,14 @@ class _Run:
 
     def _end_epoch(self, seconds: float) -> None:
         """Validates, keeps the model if it is the best, and writes the metrics."""
-        at = self.position
+        at, config = self.position, self.config
+        last = at.epoch + 1 == config.max_epochs
+        if (at.epoch + 1) % config.validate_every and not last:
+            self.progress.end_epoch(bits_per_label(at.nats, at.labels), seconds)
+            self.position = replace(at, epoch=at.epoch + 1, batch=0, nats=0.0, labels=0)
+            return
         bits, error_rate = self._validated()
-        value = error_rate if self.config.stop_at == "error_rate" else bits
+        value = error_rate if config.stop_at == "error_rate" else bits
         if value is None or not math.isfinite(value):
             raise NonFiniteLoss(
                 f"the validation after epoch {at.epoch + 1} gives {value}; {self._advice()}"
@@ -259,7 +267,7 @@ class _Run:
         for name, number in measured.items():
             if self.board is not None and number is not None:
                 self.board.add_scalar(name, number, standing.step)
-        self.progress.end_epoch(training_bits, bits, error_rate, is_best)
+        self.progress.end_epoch(training_bits, seconds, bits, error_rate, is_best)
         self.position = replace(
             at, epoch=standing.epoch, batch=0, nats=0.0, labels=0, metrics_bytes=len(self.metrics)
         )
@@ -361,6 +369,7 @@ class _Run:
             )
         for i, state in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{i}.{key}": t for key, t in state.items() if t is not None}
+        tensors |= {f"average.{i}": tensor for i, tensor in enumerate(self.averages.tensors)}
         write_tensors(self.folder / LAST_FILE, tensors, {"position": asdict(self.position)}, STATE)
 
     def _load(self) -> None:
@@ -373,6 +382,8 @@ class _Run:
                 state.setdefault(int(i), {})[key] = tensor
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": state, "param_groups": groups})
+        for number, average in enumerate(self.averages.tensors):
+            average.copy_(tensors[f"average.{number}"])
         self.position = settings_from(_Position(), header["position"])
         metrics = self.folder / METRICS_FILE
         written = metrics.read_bytes() if metrics.is_file() else b""
