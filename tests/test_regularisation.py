@@ -76,7 +76,7 @@ def test_text_and_settings_of_nothing_leave_all_as_it_is():
 
 
 def ramps(lengths, size=8):
-    """Frames that say where they are: number t of utterance b has 10 b + t, coefficient d + d/10."""
+    """Frames that say where they are: number t of item b has 10 b + t, coefficient d adds d/10."""
     pair = Pair("a", (), (), Origin(Path("a.tsv"), 1))
     return Batch.of(
         [
