@@ -20,7 +20,7 @@ from transduce import (
     lattice_transitions,
     transducer_loss,
 )
-from transduce.decoding import cpu, reference, tensors
+from transduce.decoding import cpu, prefixes, reference, tensors
 from transduce.decoding.fusion import FusedScores
 
 BACKENDS = ["cpu", "tensors"]
@@ -216,7 +216,7 @@ def test_each_prefix_is_stepped_to_once(backend, monkeypatch):
         counted(cpu, "step_new", lambda first, last, *rest: last - first)
         monkeypatch.setattr(cpu, "run", cpu.run.py_func)  # compiled, it has its own step_new
     else:
-        counted(tensors, "step", lambda i, *rest: len(i))
+        counted(prefixes, "step", lambda i, *rest: len(i))
     module = {"reference": reference, "cpu": cpu, "tensors": tensors}[backend]
     (found,) = module.beam_searches(network, [f], 30, 20, lambda: None)
     assert sum(rows) == found.num_prefixes <= found.num_expanded
