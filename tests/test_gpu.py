@@ -29,7 +29,14 @@ from lstms import problem, results
 from torch.testing import assert_close
 
 import transduce
-from transduce import PeepholeLSTM, Transducer, beam_search, rnnt_loss, transducer_loss
+from transduce import (
+    NGram,
+    PeepholeLSTM,
+    Transducer,
+    beam_search,
+    rnnt_loss,
+    transducer_loss,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -480,3 +487,32 @@ def test_the_search_finds_what_the_sequential_loop_finds_on_the_cpu(width):
         for h, e in zip(one, other, strict=True):
             assert h.log_prob == pytest.approx(e.log_prob, abs=1e-9)
             assert h.frames == e.frames
+
+
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("width, most", [(1, 20), (7, 20), (300, 20), (300, 1)])
+def test_the_kernels_of_the_search_find_what_tensor_operations_find(width, most, layers, fused):
+    torch.manual_seed(width)
+    sizes = {"prediction_size": 37, "prediction_layers": layers}
+    model = Transducer(4, 45, 20, **sizes, backend="reference").double()
+    with torch.no_grad():
+        for network in (model.prediction_network, model.transcription_network):
+            network.output.weight *= 10
+        model.transcription_network.output.bias[0] += 2
+    frames, num_frames = torch.randn(2, 14, 4).double().cuda(), torch.tensor([14, 5]).cuda()
+    options = {"beam_width": width, "n_best": width, "max_labels_per_frame": most}
+    if fused:
+        corpus = [torch.randint(1, 46, (9,)).tolist() for _ in range(50)]
+        options |= {"fusion": NGram(2, 45, corpus), "fusion_weight": 0.4}
+    model.cuda()
+    exact = beam_search(model, frames, num_frames, **options)  # float64 has no kernels
+    found = beam_search(model.float(), frames.float(), num_frames, **options)
+    for one, other in zip(found, exact, strict=True):
+        expected = {h.labels: h.log_prob for h in other}
+        both = [h for h in one if h.labels in expected]
+        assert len(both) >= 0.98 * len(other)  # the last places are decided by a rounding
+        assert one[0].labels == other[0].labels
+        for h in both:
+            assert h.log_prob == pytest.approx(expected[h.labels], abs=1e-4)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from transduce import nvrtc
+from transduce.decoding import prefixes
 from transduce.lattice import triton_kernels as lattice
 from transduce.lstm import triton_kernels as lstm
 
@@ -48,6 +49,12 @@ def test_the_lstm_compiles(parts, B, H, dtype, capability):
     plan = lstm.plan(parts, B, 2, H, dtype.itemsize, 40, SHARED[capability])
     code = nvrtc.compile_cuda(lstm.SOURCE, lstm.options(plan, H, dtype), capability)
     assert all(name.encode() in code for name in lstm.NAMES[parts])
+
+
+@pytest.mark.parametrize("capability", [H200, A100, T4])
+def test_the_search_compiles(capability):
+    code = nvrtc.compile_cuda(prefixes.SOURCE, (), capability)
+    assert all(name.encode() in code for name in prefixes.NAMES)
 
 
 def test_what_does_not_compile_is_said():

@@ -27,6 +27,7 @@ ORDER = [
         "decoding.trie",
         "decoding.heaps",
         "decoding.cpu",
+        "decoding.prefixes",
         "decoding.tensors",
         "decoding.search",
         "decoding",
