@@ -52,6 +52,13 @@ def test_a_prediction_depends_on_the_labels_before_it_alone():
     assert not torch.allclose(before[:, 3], after[:, 3])
 
 
+def test_labels_may_be_one_hot_vectors():
+    network = PredictionNetwork(5, 8)
+    labels = torch.tensor([[1, 5, 3, 0]])
+    vectors = torch.nn.functional.one_hot(labels, 6)[..., 1:].float()
+    assert_close(network(vectors), network(labels), atol=1e-6, rtol=1e-5)
+
+
 def test_no_labels_leave_one_prediction():
     assert PredictionNetwork(5, 8)(torch.empty(2, 0, dtype=torch.int64)).shape == (2, 1, 6)
 

@@ -37,11 +37,13 @@ class PredictionNetwork(nn.Module):
 
     def forward(self, labels: Tensor) -> Tensor:
         """g [B, U+1, K+1] from y [B, U], with null prepended. Padding, null or any negative number,
-        only affects what comes after it."""
-        _check_labels(labels, self.num_labels)
-        labels = labels.clamp(min=NULL)
-        start = labels.new_full((len(labels), 1), NULL)
-        hidden, _ = self.lstm(torch.cat([start, labels], dim=1))  # Eq. 2
+        only affects what comes after it. y may also be the one-hot vectors, [B, U, K]."""
+        if labels.is_floating_point() and labels.ndim == 3:
+            inputs = nn.functional.pad(labels, (0, 0, 1, 0))
+        else:
+            _check_labels(labels, self.num_labels)
+            inputs = nn.functional.pad(labels.clamp(min=NULL), (1, 0), value=NULL)
+        hidden, _ = self.lstm(inputs)  # Eq. 2
         hidden = nn.functional.dropout(hidden, self.dropout, self.training)
         prediction: Tensor = self.output(hidden)  # Eq. 3
         return prediction
