@@ -40,6 +40,7 @@ ORDER = [
         "progress",
         "training",
         "recognition",
+        *("analysis.lattice", "analysis.sensitivity", "analysis"),
         "demo",
         "cli",
     ),
