@@ -1,5 +1,7 @@
-"""What is seen in an output lattice: variables, bars, sensitivities."""
+"""What is seen in an output lattice: variables, bars, sensitivities; and the figures of them."""
 
+import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,11 +10,18 @@ from torch.testing import assert_close
 
 from transduce.alphabet import NULL, Alphabet
 from transduce.analysis import output_bars, sensitivity, view_lattice
+from transduce.analysis.figures import (
+    lattice_figure,
+    save_figure,
+    sensitivity_figure,
+    variables_figure,
+)
 from transduce.analysis.sensitivity import one_hot
 from transduce.checkpoint import TrainedModel
 from transduce.corpus import Signature
 from transduce.data.pairs import Notation
-from transduce.lattice.loss import transducer_loss
+from transduce.features import FeatureSettings
+from transduce.lattice.loss import best_alignment, transducer_loss
 from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
 from transduce.recipe import NetworkConfig
 
@@ -188,3 +197,86 @@ def test_networks_without_a_lattice_are_refused(network, kind, name):
     model = TrainedModel(network, NetworkConfig(kind), SYMBOLS)
     with pytest.raises(ValueError, match=f"{name} alone has no output lattice"):
         view_lattice(model, random_frames(), TARGET)
+
+
+# --- Figures ------------------------------------------------------------------------------------
+
+
+def letters():
+    """A model of letters to letters, and the view of a word."""
+    signature = Signature(
+        Alphabet(list("abcd")), Notation("characters", None), Alphabet(list("xyz"))
+    )
+    model = replace(transducer(), signature=signature)
+    return model, view_lattice(model, torch.tensor([1, 3, 0, 2, 2, 1, 1]), TARGET)
+
+
+def speech(pooling=3, num_frames=31):
+    """A model of sound, and the view of an utterance."""
+    signature = replace(SYMBOLS, features=FeatureSettings())
+    model = replace(transducer(pooling=pooling), signature=signature)
+    return model, view_lattice(model, random_frames(num_frames), TARGET)
+
+
+FIGURES = {
+    "lattice": lattice_figure,
+    "variables": variables_figure,
+    "sensitivity": lambda model, view: sensitivity_figure(model, view, 2, 3),
+}
+
+
+@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
+@pytest.mark.parametrize("of", [letters, speech], ids=["text", "sound"])
+def test_figures_are_written_whole_in_the_format_of_the_name(draw, of, tmp_path):
+    figure = draw(*of())
+    for suffix, beginning in ((".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")):
+        save_figure(figure, tmp_path / f"figure{suffix}")
+        assert (tmp_path / f"figure{suffix}").read_bytes().startswith(beginning)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".svg", ".pdf"}
+    with pytest.raises(ValueError, match=r"figure\.jpg must end in \.png, \.svg or \.pdf"):
+        save_figure(figure, tmp_path / "figure.jpg")
+    with pytest.raises(ValueError, match="cannot be written"):
+        save_figure(figure, tmp_path / "figure.png" / "figure.png")
+
+
+def test_the_best_alignments_arrows_have_its_probabilities_beside_them():
+    model, view = letters()
+    [axes] = lattice_figure(model, view).axes
+    written = [float(text.get_text()) for text in axes.texts if text.get_text()]
+    _, log_prob = best_alignment(view.log_null, view.log_label)
+    arrows = pairwise([*view.best_path, (7, 5)])
+    right = [(view.log_label if b[1] > a[1] else view.log_null)[a].exp().item() for a, b in arrows]
+    assert sorted(written) == pytest.approx(sorted(right), abs=0.006)
+    assert math.prod(right) == pytest.approx(math.exp(log_prob))
+    num_arrows = 6 * 6 + 1 + 7 * 5  # to the right, the last null, and upwards
+    assert sum(not text.get_text() for text in axes.texts) == num_arrows
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == list("xz∅yyxx")
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["∅", *"bddac"]
+
+
+def test_a_lattice_too_large_for_arrows_is_refused():
+    model, view = speech(1, 21)
+    with pytest.raises(ValueError, match=r"21 vectors and 5 labels, .* plot its variables instead"):
+        lattice_figure(model, view)
+
+
+def test_the_axis_of_time_is_shared_and_in_seconds():
+    model, view = speech()
+    spectrogram = torch.rand(31, 64)
+    *maps, frames = variables_figure(model, view, spectrogram).axes[:4]
+    for axes in maps:
+        assert axes.images[0].get_extent() == pytest.approx([0, 11 * 0.03, -0.5, 5.5])
+        assert axes.get_xlim() == frames.get_xlim()
+    assert frames.images[0].get_extent()[:2] == pytest.approx([0, 0.31])
+    assert frames.images[0].get_array().shape == (64, 31)
+    assert frames.get_xlabel() == "time, seconds"
+    for axes, values in zip(maps, (view.log_alpha, view.log_beta, view.log_product), strict=True):
+        assert_close(torch.from_numpy(axes.images[0].get_array().data), values.T)
+
+
+def test_the_crosshair_is_at_the_middle_of_its_node():
+    model, view = speech()
+    product = sensitivity_figure(model, view, 2, 3).axes[0]
+    across, along = product.lines
+    assert across.get_xdata() == pytest.approx([2.5 * 0.03] * 2)
+    assert list(along.get_ydata()) == [3, 3]

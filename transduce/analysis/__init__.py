@@ -1,14 +1,24 @@
 """Why an output was emitted, and when: the paper's Analysis section."""
 
-from transduce.analysis.lattice import Bar, Bars, LatticeView, output_bars, view_lattice
+from transduce.analysis.lattice import (
+    Bar,
+    Bars,
+    LatticeView,
+    Node,
+    output_bars,
+    transducer_of,
+    view_lattice,
+)
 from transduce.analysis.sensitivity import Sensitivity, sensitivity
 
 __all__ = [
     "Bar",
     "Bars",
     "LatticeView",
+    "Node",
     "Sensitivity",
     "output_bars",
     "sensitivity",
+    "transducer_of",
     "view_lattice",
 ]
