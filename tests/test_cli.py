@@ -143,6 +143,18 @@ def test_textgrids_and_json_are_written_one_for_each_input(folder):
     assert {path.suffix for path in (folder / "out").iterdir()} == {".TextGrid", ".json"}
 
 
+def test_the_papers_figures_are_drawn(folder):
+    for figure in ("lattice", "variables", "sensitivity"):
+        done = transduce("plot", figure, "runs/transducer", "abba", folder=folder)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{figure}.png\n"
+        assert (folder / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+    options = ("--target", "BB AA", "--at", "1,0", "--output", "why/not.svg")
+    done = transduce("plot", "sensitivity", "runs/transducer", "ab", *options, folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "<svg" in (folder / "why/not.svg").read_text()
+
+
 REFUSALS = {
     "a misspelt setting": (
         ("train", "transducer.toml", "--train.learning_rat", "1"),
@@ -155,6 +167,38 @@ REFUSALS = {
     "no such file": (("transcribe", "runs/transducer", "nothing.txt"), "nothing.txt cannot be"),
     "sound for letters": (("transcribe", "runs/transducer", "tone.wav"), "tone.wav"),
     "a prediction network": (("transcribe", "runs/prediction", "words.txt"), "prediction network"),
+    "a node outside of the lattice": (
+        ("plot", "sensitivity", "runs/transducer", "ab", "--at", "2,0"),
+        "no node 2,0 in the output lattice; t is 0 to 1 and u 0 to 2",
+    ),
+    "no node": (("plot", "sensitivity", "runs/transducer", "ab", "--at", "1"), "such as 4,3"),
+    "a node where there is no crosshair": (
+        ("plot", "lattice", "runs/transducer", "ab", "--at", "1,1"),
+        "no crosshair",
+    ),
+    "a letter never seen": (("plot", "lattice", "runs/transducer", "abc"), "'c', at position 2"),
+    "a target never seen": (
+        ("plot", "lattice", "runs/transducer", "ab", "--target", "AA CC"),
+        "'CC', at position 1",
+    ),
+    "an empty target": (
+        ("plot", "lattice", "runs/transducer", "ab", "--target", " "),
+        "the target is empty",
+    ),
+    "an empty input": (("plot", "lattice", "runs/transducer", ""), "not a line of text"),
+    "a figure of no known format": (
+        ("plot", "lattice", "runs/transducer", "ab", "--output", "figure.jpg"),
+        "figure.jpg must end in",
+    ),
+    "arrows without number": (
+        ("plot", "lattice", "runs/transducer", 20 * "ab"),
+        "plot its variables instead",
+    ),
+    "the lattice of CTC": (("plot", "variables", "runs/ctc", "ab"), "give a transducer"),
+    "the lattice of a prediction network": (
+        ("plot", "variables", "runs/prediction", "ab"),
+        "give a transducer",
+    ),
     "more outputs than CTC has": (
         ("transcribe", "runs/ctc", "words.txt", "--n-best", "3"),
         "CTC",

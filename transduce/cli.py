@@ -19,12 +19,14 @@ from rich.progress import Progress as Bar
 
 import transduce
 from transduce import demo as demonstration
+from transduce.analysis import LatticeView, Node, transducer_of, view_lattice
 from transduce.checkpoint import CheckpointError, TrainedModel, load_model, write_by_rename
 from transduce.corpus import read_splits
 from transduce.data.batches import Example
 from transduce.data.manifest import read_manifest, read_tsv
-from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair, skipped_report
+from transduce.data.pairs import Audio, DataError, Pair, skipped_report
 from transduce.evaluation import Evaluation, results_table
+from transduce.inputs import read_input, read_inputs, read_spectrogram
 from transduce.recipe import RecipeError, read_recipe
 from transduce.recognition import evaluate as evaluation_of
 from transduce.recognition import recognise, validation_error
@@ -38,7 +40,6 @@ app = cyclopts.App(
 )
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 Device = Literal["auto", "cpu", "cuda"]
-SOUNDS = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".sph", ".nist"}
 
 
 @app.command
@@ -151,7 +152,7 @@ def transcribe(
         model = _on(device, load_model(run))
         if model.config.network == "prediction":
             raise ValueError(f"{run} is a prediction network, which has no input to transcribe")
-        examples = _inputs(model, files)
+        examples = read_inputs(model, files)
         width = max(beam_width, n_best)
         timed = form == "textgrid" or (form == "json" and model.config.network == "transducer")
         with working(f"{len(examples)} inputs", len(examples)) as done:
@@ -163,6 +164,59 @@ def transcribe(
             _transcript(model, example, best) for example, best in zip(examples, found, strict=True)
         ]
         _write(transcripts, form, timestamps, output)
+
+
+@app.command
+def plot(
+    figure: Literal["lattice", "variables", "sensitivity"],
+    run: Path,
+    source: Annotated[str, Parameter(name="INPUT")],
+    /,
+    *,
+    target: str | None = None,
+    at: str | None = None,
+    output: Path | None = None,
+) -> None:
+    """Draw a figure of the paper: why a transducer emits what it emits, and when.
+
+    Example: transduce plot sensitivity runs/demo/transducer toolworks --at 4,3 --output why.png
+
+    Parameters
+    ----------
+    figure
+        The output lattice with its best alignment, for what is short (Figure 1); the forward and
+        backward variables and their product (Figure 2); or a node's outputs and what they are
+        sensitive to (Figure 3).
+    run
+        The folder of a run, or its model.safetensors.
+    source
+        A line of text, or a sound file or .npy file of frames, whichever the network takes.
+    target
+        The output sequence; the one that the network finds if it is not given.
+    at
+        The node t,u of Figure 3, counted from 0; where the middle label is emitted if it is not
+        given.
+    output
+        The file to write, png, svg or pdf; FIGURE.png if it is not given.
+    """
+    from transduce.analysis import figures
+
+    with sentences():
+        if at is not None and figure != "sensitivity":
+            raise ValueError(f"--at is of the figure sensitivity; {figure} has no crosshair")
+        path = output or Path(f"{figure}.png")
+        figures.check_suffix(path)
+        model = load_model(run)
+        example, view = _view(model, source, target)
+        if figure == "lattice":
+            drawn = figures.lattice_figure(model, view)
+        elif figure == "variables":
+            spectrogram = read_spectrogram(model, example.pair)
+            drawn = figures.variables_figure(model, view, spectrogram)
+        else:
+            drawn = figures.sensitivity_figure(model, view, *_node(view, at))
+        figures.save_figure(drawn, path)
+        print(path)
 
 
 @app.command
@@ -336,42 +390,29 @@ def _trained(run: Path, overrides: dict[str, str]) -> Path:
     return folder
 
 
-def _inputs(model: TrainedModel, files: Sequence[Path]) -> list[Example]:
-    """What is to be transcribed, as the network takes it."""
-    signature = model.signature
-    pairs: list[Pair] = []
-    if not files:
-        for number, line in enumerate(sys.stdin, 1):
-            pairs += _line_pair(model, line, Origin(Path("standard input"), number))
-    for file in files:
-        origin = Origin(file)
-        if file.suffix == ".jsonl":
-            pairs += read_manifest(file, None)
-        elif file.suffix == ".npy":
-            pairs.append(Pair(file.stem, Frames(file), (), origin))
-        elif file.suffix.lower() in SOUNDS:
-            pairs.append(Pair(file.stem, Audio(file), (), origin))
-        else:
-            for number, line in enumerate(_lines(file), 1):
-                pairs += _line_pair(model, line, Origin(file, number))
-    return list(signature.examples(pairs, with_labels=False))
+def _view(model: TrainedModel, source: str, target: str | None) -> tuple[Example, LatticeView]:
+    """The input, and its output lattice with the target, or else with what the network finds."""
+    transducer_of(model)
+    example = read_input(model, source, target)
+    labels = example.labels.tolist()
+    if target is None:
+        [[best, *_]] = recognise(model, [example], beam_width=10)
+        labels = list(best.labels)
+        if not labels:
+            raise ValueError(f"the network outputs nothing for {source}; give a --target")
+    return example, view_lattice(model, example.frames, labels)
 
 
-def _line_pair(model: TrainedModel, line: str, origin: Origin) -> list[Pair]:
-    notation = model.signature.source_notation
-    if notation is None:
-        raise origin.error("it is text, but the network takes sound; give sound files")
-    text = line.strip()
-    return [Pair(text, notation.symbols(text), (), origin)] if text else []
-
-
-def _lines(file: Path) -> list[str]:
+def _node(view: LatticeView, at: str | None) -> Node:
+    """The node that --at names, or the one at which the middle label is emitted."""
+    if at is None:
+        u = view.num_labels // 2
+        return view.timings[u].frame, u
     try:
-        return file.read_text("utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}); check the path") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{file} is neither text nor a sound file that is known") from None
+        t, u = (int(number) for number in at.split(","))
+    except ValueError:
+        raise ValueError(f"--at wants two whole numbers, such as 4,3, not {at!r}") from None
+    return t, u
 
 
 def _transcript(model: TrainedModel, example: Example, best: tuple[Any, ...]) -> Transcript:
