@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
+from transduce.analysis import view_lattice
 from transduce.checkpoint import TrainedModel, load_model
 from transduce.corpus import read_splits
 from transduce.data.dictionaries import by_source
 from transduce.data.pairs import Pair
 from transduce.evaluation import results_table
-from transduce.lattice.loss import best_alignment, lattice_transitions, log_occupancy
-from transduce.networks import Transducer
 from transduce.recipe import read_recipe
 from transduce.recognition import evaluate, recognise, validation_error
 from transduce.training import fit
@@ -70,30 +68,9 @@ def pronunciations(model: TrainedModel, pairs: list[Pair]) -> Table:
 
 
 def draw(model: TrainedModel, pair: Pair, figure: Path) -> None:
-    """The output lattice of a word: how probable each node is, and the best alignment."""
-    from matplotlib.figure import Figure
+    """The output lattice of a word and its pronunciation."""
+    from transduce.analysis.figures import lattice_figure, save_figure
 
-    assert isinstance(model.network, Transducer)
     [example] = model.signature.examples([pair])
-    letters, phones = pair.name, list(pair.target)
-    with torch.no_grad():
-        f, g, _ = model.network(
-            example.frames[None], torch.tensor([example.num_frames]), example.labels[None]
-        )
-    arrows = lattice_transitions(f[0], g[0], example.labels)
-    emitted, _ = best_alignment(*arrows)
-    canvas = Figure(figsize=(5, 6), layout="constrained")
-    axes = canvas.subplots()
-    occupancy = log_occupancy(*arrows).clamp(min=-20)
-    image = axes.imshow(occupancy.T, origin="lower", cmap="viridis", aspect="auto")
-    path = [(0.0, 0.0)]
-    for u, t in enumerate(emitted):
-        path += [(t, u), (t, u + 1)]
-    path.append((len(letters) - 1, len(phones)))
-    axes.plot(*zip(*path, strict=True), color="red", marker=".", label="most probable alignment")
-    axes.set_xticks(range(len(letters)), list(letters))
-    axes.set_yticks(range(len(phones) + 1), ["∅", *phones])
-    axes.set(xlabel="input x, one frame a letter", ylabel="output y, emitted so far")
-    axes.legend(loc="upper left")
-    canvas.colorbar(image, label="log-probability that the alignment passes the node")
-    canvas.savefig(figure, dpi=120)
+    view = view_lattice(model, example.frames, example.labels)
+    save_figure(lattice_figure(model, view), figure)
