@@ -218,6 +218,12 @@ def speech(pooling=3, num_frames=31):
     return model, view_lattice(model, random_frames(num_frames), TARGET)
 
 
+def frames():
+    """The same, of frames that came from elsewhere."""
+    model = transducer(pooling=2)
+    return model, view_lattice(model, random_frames(15), TARGET)
+
+
 FIGURES = {
     "lattice": lattice_figure,
     "variables": variables_figure,
@@ -226,7 +232,7 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
-@pytest.mark.parametrize("of", [letters, speech], ids=["text", "sound"])
+@pytest.mark.parametrize("of", [letters, speech, frames])
 def test_figures_are_written_whole_in_the_format_of_the_name(draw, of, tmp_path):
     figure = draw(*of())
     for suffix, beginning in ((".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")):

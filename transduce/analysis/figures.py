@@ -168,7 +168,7 @@ def sensitivity_figure(model: TrainedModel, view: LatticeView, t: int, u: int) -
     labels.set_title("outputs y, one-hot", fontsize=9)
     by_labels = figure.add_subplot(cells[0, 0], sharey=product)
     _draw_labels(by_labels, _decades(by_outputs), SENSITIVITY_COLOURS).set_clim(-3, 0)
-    by_labels.set_title("sensitivity to them", fontsize=9)
+    by_labels.set_title("sensitivity to y", fontsize=9)
     _name_rows(by_labels, model, view, height)
 
     frames = figure.add_subplot(cells[1, 2], sharex=product)
@@ -179,7 +179,7 @@ def sensitivity_figure(model: TrainedModel, view: LatticeView, t: int, u: int) -
     bar = figure.colorbar(image, ax=by_frames, pad=0.01, aspect=20)
     bar.set_ticks([-3, -2, -1, 0], labels=["0.001", "0.01", "0.1", "1"], fontsize=SMALL)
     bar.set_label("of the largest", fontsize=SMALL)
-    by_frames.set_ylabel("sensitivity to it")
+    by_frames.set_ylabel("sensitivity to x")
     if model.signature.sources is not None:
         _name_ticks(by_frames, model.signature.sources.symbols, 1, heights[2])
     _name_time(by_frames, model, view)
@@ -314,9 +314,10 @@ def _number_nodes(axes: Axes, model: TrainedModel, view: LatticeView) -> None:
         (across, "t", view.num_vectors - 1, 0.5, _vector_width(model)),
         (upwards, "u", view.num_labels, 0.0, 1.0),
     ):
-        numbers = [n for n in MaxNLocator(9, integer=True).tick_values(0, last) if n <= last]
+        round_numbers = MaxNLocator(9, integer=True).tick_values(0, last)
+        numbers = sorted({round(n) for n in round_numbers} & set(range(last + 1)))
         places = [(n + offset) * width for n in numbers]
-        written = [f"{n:.0f}" if n else f"{name}=0" for n in numbers]
+        written = [str(n) if n else f"{name}=0" for n in numbers]
         axis.set_ticks(places, written, fontsize=SMALL)
         axis.set_tick_params(length=2, pad=1)
 
