@@ -30,6 +30,7 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/lstm.py
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/features.py
+	$(BIN)/python benchmarks/analysis.py
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
