@@ -120,6 +120,7 @@ def differences(function, x, step=1e-6):
     "t, u, label, kind",
     [
         (2, 3, None, {}),
+        (3, 4, None, {}),  # the last label
         (6, 5, None, {}),  # the last row: null
         (0, 0, 4, {}),
         (1, 4, NULL, {"pooling": 3, "num_layers": 2}),
@@ -149,6 +150,17 @@ def test_the_sensitivity_to_text_is_by_every_symbol_at_each_place():
     previous = one_hot(torch.tensor(TARGET), LABELS).double()
     by_hand = differences(lambda x: probability(model.network, x, previous, 1, 2, 4), vectors)
     assert_close(sensitivity(model, view, 1, 2).inputs, by_hand, atol=1e-8, rtol=1e-5)
+
+
+def test_what_is_nearly_impossible_has_sensitivities_in_float32_too():
+    model, frames = transducer(), random_frames()
+    model.network.transcription_network.output.bias.data[2] = -200  # exp(-200) is 0 in float32
+    exact = sensitivity(model, view_lattice(model, frames, TARGET), 3, 2, label=2)
+    model.network.float()
+    found = sensitivity(model, view_lattice(model, frames.float(), TARGET), 3, 2, label=2)
+    for single, double in zip(found, exact, strict=True):
+        assert double.abs().max() > 0
+        assert_close(single, double, atol=1e-4 * double.abs().max().item(), rtol=1e-3)
 
 
 def test_looking_leaves_no_gradients_in_the_model():

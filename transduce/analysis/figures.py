@@ -30,6 +30,7 @@ LATTICE_COLOURS, INPUT_COLOURS, SENSITIVITY_COLOURS = "viridis", "gray_r", "magm
 MOST_VECTORS, MOST_LABELS = 20, 16  # of a lattice whose arrows can be told apart
 SMALL = 7  # points
 LINE = 0.1  # inches that a line of small print takes
+MOST_NAMES = 60  # of source symbols, beside a map of them
 NUM_BARS = 7
 PRODUCT = "their product, ln α(t,u) β(t,u) / Pr(y|x)"
 
@@ -147,11 +148,13 @@ def sensitivity_figure(model: TrainedModel, view: LatticeView, t: int, u: int) -
     sensitivity to it; to its left the one-hot labels and the sensitivity to them; at the bottom
     left the outputs that are predicted most strongly there. Sensitivities are absolute values.
     """
+    if view.num_labels == 0:
+        raise ValueError("an empty target has no outputs to be sensitive to; give one that has")
     by_inputs, by_outputs = sensitivity(model, view, t, u)
     height, width = _map_size(view)
     heights = [height, *((0.3, 2.4) if _is_text(view) else (1.3, 1.3))]
     figure = Figure(figsize=(width + 4.6, sum(heights) + 1.4), layout="constrained")
-    figure.suptitle(_sentence(model, view, t, u), fontsize=10)
+    figure.suptitle(_crosshair_title(model, view, t, u), fontsize=10)
     cells = figure.add_gridspec(3, 3, height_ratios=heights, width_ratios=[1.7, 1.7, width])
 
     product = figure.add_subplot(cells[0, 2])
@@ -180,8 +183,9 @@ def sensitivity_figure(model: TrainedModel, view: LatticeView, t: int, u: int) -
     bar.set_ticks([-3, -2, -1, 0], labels=["0.001", "0.01", "0.1", "1"], fontsize=SMALL)
     bar.set_label("of the largest", fontsize=SMALL)
     by_frames.set_ylabel("sensitivity to x")
-    if model.signature.sources is not None:
-        _name_ticks(by_frames, model.signature.sources.symbols, 1, heights[2])
+    sources = model.signature.sources
+    if sources is not None and len(sources) <= MOST_NAMES:
+        _name_ticks(by_frames, sources.symbols, 1, heights[2])
     _name_time(by_frames, model, view)
 
     titles = ("output\ndistribution", "transcription\nnetwork", "prediction\nnetwork")
@@ -194,7 +198,7 @@ def sensitivity_figure(model: TrainedModel, view: LatticeView, t: int, u: int) -
     return figure
 
 
-def _sentence(model: TrainedModel, view: LatticeView, t: int, u: int) -> str:
+def _crosshair_title(model: TrainedModel, view: LatticeView, t: int, u: int) -> str:
     """What the crosshair is at."""
     k = view.next_label(u)
     probability = float((view.transcription[t] + view.prediction[u]).softmax(0)[k])
@@ -325,7 +329,8 @@ def _number_nodes(axes: Axes, model: TrainedModel, view: LatticeView) -> None:
 def _map_size(view: LatticeView) -> tuple[float, float]:
     """The height and width of a map of the lattice, in inches."""
     if _is_text(view):
-        return max(1.5, 0.22 * (view.num_labels + 1)), max(3.5, 0.4 * len(view.frames))
+        height, width = 0.22 * (view.num_labels + 1), 0.4 * len(view.frames)
+        return min(20.0, max(1.5, height)), min(20.0, max(3.5, width))
     return min(4.0, max(1.6, LINE * view.num_labels / 2)), 7.5
 
 

@@ -43,9 +43,11 @@ def sensitivity(
         frames, previous = frames.detach().requires_grad_(), previous.requires_grad_()
         f, _ = network.transcription_network(frames[None])
         g = network.prediction_network(previous[None])
-        log_prob = (f[0, t] + g[0, u]).log_softmax(0)[k]  # Eq. 13
-        derivatives = torch.autograd.grad(log_prob.exp(), (frames, previous))
-    return Sensitivity(*(derivative.cpu() for derivative in derivatives))
+        # In float64, where a probability of nearly 0 or 1 still has a derivative.
+        log_prob = (f[0, t].double() + g[0, u].double()).log_softmax(0)[k]  # Eq. 13
+        derivatives = torch.autograd.grad(log_prob, (frames, previous))
+    probability = log_prob.detach().exp().cpu()
+    return Sensitivity(*(probability * derivative.double().cpu() for derivative in derivatives))
 
 
 def one_hot(ids: Tensor, size: int) -> Tensor:

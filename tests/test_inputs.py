@@ -1,0 +1,80 @@
+"""What a command is given to read: sound, frames and text, and how it refuses the rest."""
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from torch.testing import assert_close
+
+from transduce.alphabet import Alphabet
+from transduce.checkpoint import TrainedModel, save_model
+from transduce.cli import app
+from transduce.corpus import Signature
+from transduce.data.pairs import DataError, Notation
+from transduce.features import Features, FeatureSettings, Statistics, read_wave
+from transduce.inputs import read_input, read_inputs, read_spectrogram
+from transduce.networks import Transducer
+from transduce.recipe import NetworkConfig
+
+TARGETS = Alphabet(["AH", "B", "K"])
+PHONES = Notation("spaces", None)
+CEPSTRA = FeatureSettings()
+
+
+@pytest.fixture
+def model():
+    """A transducer of sound, not trained."""
+    torch.manual_seed(0)
+    statistics = Statistics(torch.full((CEPSTRA.size,), 2.0), torch.full((CEPSTRA.size,), 3.0))
+    signature = Signature(TARGETS, PHONES, features=CEPSTRA, statistics=statistics)
+    network = Transducer(CEPSTRA.size, len(TARGETS), 8, pooling=2)
+    config = NetworkConfig(hidden_size=8, prediction_size=8, pooling=2)
+    return TrainedModel(network.eval(), config, signature)
+
+
+@pytest.fixture
+def sound(tmp_path):
+    path = tmp_path / "tone.wav"
+    soundfile.write(path, np.sin(np.arange(8000) / 5) / 4, 16_000)
+    return path
+
+
+def test_a_file_of_sound_is_read_as_the_network_takes_it(model, sound):
+    example = read_input(model, str(sound), "B AH")
+    [alone] = read_inputs(model, [sound])
+    assert torch.equal(example.frames, alone.frames)
+    assert example.labels.tolist() == [2, 1] and alone.labels.tolist() == []
+    frames = Features(CEPSTRA)(read_wave(example.pair.source, 16_000)[None])[0][0]
+    assert_close(example.frames, (frames - 2) / 3)
+
+
+def test_frames_of_a_file_are_normalised(model, tmp_path):
+    np.save(tmp_path / "frames.npy", np.ones((5, CEPSTRA.size), np.float32))
+    example = read_input(model, str(tmp_path / "frames.npy"))
+    assert_close(example.frames, torch.full((5, CEPSTRA.size), -1 / 3))
+    assert read_spectrogram(model, example.pair) is None
+
+
+def test_a_spectrogram_has_the_frames_of_the_input(model, sound):
+    example = read_input(model, str(sound))
+    assert read_spectrogram(model, example.pair).shape == (example.num_frames, 64)
+
+
+def test_text_for_a_network_of_sound_is_refused(model):
+    with pytest.raises(DataError, match=r"'hello' is not a sound file or a \.npy file"):
+        read_input(model, "hello")
+
+
+def test_a_missing_file_is_named(model, tmp_path):
+    with pytest.raises(DataError, match=r"no file .*missing\.wav"):
+        read_input(model, str(tmp_path / "missing.wav"))
+
+
+@pytest.mark.parametrize("figure", ["variables", "sensitivity"])
+def test_figures_of_sound_are_drawn(model, sound, figure, tmp_path, capsys):
+    save_model(model, tmp_path)
+    output = tmp_path / "figure.pdf"
+    arguments = ["plot", figure, tmp_path, sound, "--target", "AH B", "--output", output]
+    app([str(argument) for argument in arguments], result_action="return_value")
+    assert capsys.readouterr().out == f"{output}\n"
+    assert output.read_bytes().startswith(b"%PDF")
