@@ -19,7 +19,7 @@ from transduce.decoding.prefixes import prefixes_for
 from transduce.networks import PredictionNetwork
 from transduce.nvrtc import current, full_float32
 
-MIN_BATCH = 256  # hypotheses that are expanded at once, of a narrow beam; W / 2 of a wide one
+MIN_BATCH = 256  # hypotheses that are expanded at once, of a narrow beam; W of a wide one
 LEAST = -torch.finfo(torch.float64).max  # of what is possible at all
 
 
@@ -54,7 +54,7 @@ class _Search:
         self.f = transcription.double().contiguous()
         self.prefixes = prefixes_for(network, fused)
         self.beam_width, self.max_labels_per_frame = beam_width, max_labels_per_frame
-        self.batch_size = max(MIN_BATCH, beam_width // 2)
+        self.batch_size = max(MIN_BATCH, beam_width)
         self.num_bounded = self.num_expanded = 0
 
     def run(self) -> Found:
