@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from transduce import (
     lattice_transitions,
     transducer_loss,
 )
-from transduce.decoding import cpu, prefixes, reference, tensors
+from transduce.decoding import beam_search_steps, cpu, prefixes, reference, tensors
 from transduce.decoding.fusion import FusedScores
 
 BACKENDS = ["cpu", "tensors"]
@@ -324,6 +324,37 @@ def test_dropout_sleeps_while_decoding_and_wakes_after():
             assert_same(found, expected, 1e-9)
         assert all(module.training for module in network.modules())
         network.eval()
+
+
+# --- Frame by frame -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("width", [1, 4, 30])
+def test_the_last_step_of_a_search_is_its_result(width, seed):
+    model, frames = transducer(4, seed), frames_of(9, seed)
+    options = dict(beam_width=width, n_best=width, length_normalised=False, with_timings=False)
+    found = search(model, frames, **options)
+    steps = beam_search_steps(model, frames[0], width)
+    assert len(steps) == 10 and [y.labels for y in steps[0]] == [()]
+    assert [y.labels for y in steps[-1]] == [h.labels for h in found]
+    for y, h in zip(steps[-1], found, strict=True):
+        assert y.log_prob == pytest.approx(h.log_prob, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("width", [1, 4, 30])
+def test_all_the_probability_in_a_step_has_flowed_from_prefixes(width, seed):
+    steps = beam_search_steps(transducer(4, seed, null=-1.0), frames_of(9, seed)[0], width)
+    num_ways = set()
+    for before, after in pairwise(steps):
+        for y in after:
+            for flow in y.flows:
+                assert before[flow.source].labels + flow.emitted == y.labels
+            flows = torch.tensor([flow.log_prob for flow in y.flows], dtype=torch.float64)
+            assert y.log_prob == pytest.approx(float(flows.logsumexp(0)), abs=1e-9)
+            num_ways.add(len(y.flows))
+    assert width == 1 or max(num_ways) > 1
 
 
 # --- Greedily -----------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ ORDER = [
         "decoding.prefixes",
         "decoding.tensors",
         "decoding.search",
+        "decoding.steps",
         "decoding",
     ),
     *("evaluation", "transcripts", "recipe", "corpus", "checkpoint"),

@@ -3,13 +3,17 @@
 from transduce.decoding.fusion import LanguageModel, NGram
 from transduce.decoding.hypothesis import Hypothesis, Timing, label_timings
 from transduce.decoding.search import beam_search, greedy_search
+from transduce.decoding.steps import Flow, Survivor, beam_search_steps
 
 __all__ = [
+    "Flow",
     "Hypothesis",
     "LanguageModel",
     "NGram",
+    "Survivor",
     "Timing",
     "beam_search",
+    "beam_search_steps",
     "greedy_search",
     "label_timings",
 ]

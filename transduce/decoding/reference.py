@@ -6,8 +6,9 @@ its labels; probabilities are logarithms in float64. An impossible hypothesis is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -73,14 +74,39 @@ def beam_searches(
 
 
 def _beam_search(log_pr: Outputs, beam_width: int, max_labels_per_frame: int) -> Found:
-    """Algorithm 1."""
-    beam: dict[Labels, float] = {(): 0.0}  # B, and ln Pr(y) of each y in it
     num_bounded = num_expanded = 0
+    for step in beam_steps(log_pr, beam_width, max_labels_per_frame):
+        beam = step.beam
+        num_bounded += step.bounded
+        num_expanded += step.num_expanded
+    labels = list(beam)
+    return Found(
+        np.array(list(beam.values())),
+        np.array([len(y) for y in labels]),
+        labels.__getitem__,
+        num_bounded,
+        num_expanded,
+        len(log_pr.number),
+    )
+
+
+class Step(NamedTuple):
+    """What a frame leaves of the search."""
+
+    beam: dict[Labels, float]  # B, and ln Pr(y) of each y in it, best first
+    bounded: bool = False  # whether the bound on labels was met
+    num_expanded: int = 0  # hypotheses
+
+
+def beam_steps(log_pr: Outputs, beam_width: int, max_labels_per_frame: int) -> Iterator[Step]:
+    """Algorithm 1: how it begins, and then each frame."""
+    beam: dict[Labels, float] = {(): 0.0}
+    yield Step(beam)
     for t in range(len(log_pr.f)):
         begun = add_prefixes(beam, log_pr, t)  # A, with its sums
         open_hypotheses = [(-log_prob, y, 0) for y, log_prob in begun.items()]
         heapify(open_hypotheses)
-        beam, bounded = {}, -np.inf
+        beam, bounded, num_expanded = {}, -np.inf, 0
         best: list[float] = []  # a heap of the W best probabilities in B
         while open_hypotheses and not (
             len(best) == beam_width and best[0] > -open_hypotheses[0][0]
@@ -106,17 +132,8 @@ def _beam_search(log_pr: Outputs, beam_width: int, max_labels_per_frame: int) ->
                     # Departure: Pr(y*) is the one from before its product with Pr(∅|y*,t).
                     heappush(open_hypotheses, (-(log_prob + outputs[k]), y + (k,), emitted + 1))
         worst = best[0] if len(best) == beam_width else -np.inf
-        num_bounded += -np.inf < bounded >= worst
         beam = dict(sorted(beam.items(), key=lambda one: (-one[1], one[0]))[:beam_width])
-    labels = list(beam)
-    return Found(
-        np.array(list(beam.values())),
-        np.array([len(y) for y in labels]),
-        labels.__getitem__,
-        num_bounded,
-        num_expanded,
-        len(log_pr.number),
-    )
+        yield Step(beam, bool(-np.inf < bounded >= worst), num_expanded)
 
 
 def add_prefixes(beam: dict[Labels, float], log_pr: Outputs, t: int) -> dict[Labels, float]:
