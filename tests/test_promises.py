@@ -44,6 +44,7 @@ ORDER = [
         "inputs",
         *("analysis.lattice", "analysis.sensitivity", "analysis.figures", "analysis"),
         "demo",
+        *("web.sounds", "web.wire", "web.explorer", "web.server", "web"),
         "cli",
     ),
 ]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -271,6 +272,53 @@ def demo(*, run: Path = Path("runs/demo"), seed: int = 0, figure: Path | None = 
         demonstration.run(run, seed, figure)
 
 
+@app.command
+def explore(
+    run: Path,
+    /,
+    *,
+    data: Path | None = None,
+    target: str = "text",
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    open_page: Annotated[bool, Parameter(name="--open")] = False,
+) -> None:
+    """Look at a transducer in the browser: lattices, sensitivities, the search frame by frame.
+
+    Example: transduce explore runs/demo/transducer --open
+
+    It wants a web server: pip install "transduce[web]".
+
+    Parameters
+    ----------
+    run
+        The folder of a transducer's run, or its model.safetensors.
+    data
+        Examples to pick from: a manifest (.jsonl) or lines of source TAB target (.tsv); the run's
+        own test set, or else its validation set, if it is not given.
+    target
+        Which field of the manifest is the target.
+    host
+        The address to listen at; by default only this machine can ask.
+    port
+        The port to listen at; 0 takes any that is free.
+    open_page
+        Open the page in the browser.
+    """
+    for package in ("fastapi", "uvicorn"):
+        if find_spec(package) is None:
+            raise SystemExit(
+                f'transduce: explore needs {package}; install it with pip install "transduce[web]"'
+            )
+    from transduce.web.explorer import Explorer
+    from transduce.web.server import serve
+
+    with sentences():
+        model = load_model(run)
+        pairs = _own_pairs(run) if data is None else _test_pairs(run, model, data, target, None)
+        serve(Explorer(model, pairs, str(run)), host, port, open_page)
+
+
 def main() -> None:
     app()
 
@@ -364,6 +412,17 @@ def _test_pairs(
         notations = signature.source_notation, signature.target_notation
         pairs = read_tsv(data, *notations, skipped)
     return pairs
+
+
+def _own_pairs(run: Path) -> Sequence[Pair]:
+    """A run's test set, or else its validation set; none, saying so, where its data is not here."""
+    folder = run if run.is_dir() else run.parent
+    try:
+        splits = read_splits(read_recipe(folder / CONFIG_FILE).data, [])
+    except (DataError, RecipeError) as error:
+        print(f"There are no examples to pick from: {error}", file=sys.stderr)
+        return ()
+    return splits.test or splits.validation
 
 
 def _runs_and_settings(tokens: Sequence[str]) -> tuple[list[Path], list[str]]:

@@ -1,0 +1,80 @@
+"""Small transducers with random weights, for the tests of the explorer."""
+
+import io
+
+import numpy as np
+import soundfile
+import torch
+
+from transduce.alphabet import NULL, Alphabet
+from transduce.checkpoint import TrainedModel, build_network
+from transduce.corpus import Signature
+from transduce.data.pairs import Audio, Notation, Origin, Pair
+from transduce.features import FeatureSettings, Statistics
+from transduce.recipe import NetworkConfig
+
+RATE = 16_000
+SPACES = Notation("spaces", None)
+CHARACTERS = Notation("characters", None)
+WORDS = ["abc", "cab", "bacca", "abba", "cabbac", "a", "bb"]
+
+
+def sharp_network(config, input_size, num_labels):
+    """Random weights, large enough for outputs to differ, and null likely enough to go on."""
+    torch.manual_seed(1)
+    network = build_network(config, input_size, num_labels).eval()
+    with torch.no_grad():
+        for part in (network.transcription_network, network.prediction_network):
+            for weights in part.parameters():
+                weights *= 5
+        network.transcription_network.output.bias[NULL] += 2
+    return network
+
+
+def text_model():
+    """Letters a, b, c to symbols A, B, C, DD."""
+    config = NetworkConfig(hidden_size=8, prediction_size=8)
+    targets, sources = Alphabet(["A", "B", "C", "DD"]), Alphabet("abc")
+    signature = Signature(targets, SPACES, sources, CHARACTERS)
+    return TrainedModel(sharp_network(config, 3, 4), config, signature)
+
+
+def text_pairs(folder):
+    origin = Origin(folder / "words.tsv", 1)
+    return [Pair(word, tuple(word), tuple(word.upper()), origin) for word in WORDS]
+
+
+def sound_model():
+    """Sound to symbols A, B, C, DD, with two frames to a transcription vector."""
+    config = NetworkConfig(hidden_size=8, num_layers=2, prediction_size=8, pooling=2)
+    features = FeatureSettings()
+    statistics = Statistics(torch.full((features.size,), 2.0), torch.full((features.size,), 9.0))
+    signature = Signature(
+        Alphabet(["A", "B", "C", "DD"]), SPACES, features=features, statistics=statistics
+    )
+    return TrainedModel(sharp_network(config, features.size, 4), config, signature)
+
+
+def sound(seconds=0.6, rate=RATE, channels=1, frequency=440.0):
+    """Samples [N, channels] of a tone that grows louder."""
+    time = np.arange(round(seconds * rate)) / rate
+    tone = 0.5 * np.sin(2 * np.pi * frequency * time) * np.linspace(0.1, 1, len(time))
+    return np.repeat(tone[:, None], channels, 1).astype(np.float32)
+
+
+def wav_bytes(samples, rate=RATE, subtype="FLOAT"):
+    content = io.BytesIO()
+    soundfile.write(content, samples, rate, format="WAV", subtype=subtype)
+    return content.getvalue()
+
+
+def sound_pairs(folder):
+    """Two sound files, one of which is gone."""
+    path = folder / "tone.wav"
+    path.write_bytes(wav_bytes(sound()))
+    origin = Origin(folder / "sounds.jsonl", 1)
+    gone = Audio(folder / "gone.wav")
+    return [
+        Pair("tone", Audio(path), ("A", "DD"), origin),
+        Pair("gone", gone, ("B",), origin),
+    ]

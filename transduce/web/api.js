@@ -1,0 +1,77 @@
+// What the page asks of the server. Whatever goes wrong is a Problem with a sentence to show.
+
+export class Problem extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status; // 410: the server has forgotten what was asked for
+  }
+}
+
+async function fetched(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch {
+    throw new Problem("The server does not answer; start transduce explore again.");
+  }
+  if (response.ok) return response;
+  let message = `the server answered ${response.status}`;
+  try {
+    message = (await response.json()).message ?? message;
+  } catch {
+    // Not a sentence of ours: the status has to do.
+  }
+  throw new Problem(sentence(message), response.status);
+}
+
+function sentence(text) {
+  const full = /[.!?…]$/.test(text) ? text : `${text}.`;
+  return full[0].toUpperCase() + full.slice(1);
+}
+
+function asked(path, body) {
+  const headers = { "Content-Type": "application/json" };
+  return fetched(path, { method: "POST", headers, body: JSON.stringify(body) });
+}
+
+export const describeModel = async () => (await fetched("api/model")).json();
+
+export async function listExamples(search, first) {
+  const query = new URLSearchParams({ search, first });
+  return (await fetched(`api/examples?${query}`)).json();
+}
+
+export async function openSource(source) {
+  if (source.kind === "example") {
+    return (await asked("api/example", { index: source.index })).json();
+  }
+  if (source.kind === "text") return (await asked("api/text", { text: source.text })).json();
+  const query = new URLSearchParams({ name: source.file.name });
+  const options = { method: "POST", body: source.file };
+  return (await fetched(`api/sound?${query}`, options)).json();
+}
+
+export const fetchLattice = async (input, target) =>
+  unpacked(await (await asked("api/lattice", { input, target })).arrayBuffer());
+
+export const fetchSensitivity = async (view, t, u) =>
+  unpacked(await (await asked("api/sensitivity", { view, t, u })).arrayBuffer());
+
+export const fetchSearch = async (input, beamWidth) =>
+  (await asked("api/search", { input, beam_width: beamWidth })).json();
+
+export const fetchSound = async (input) => (await fetched(`api/sound/${input}`)).blob();
+
+// A header's length, the header, float32 arrays; see transduce/web/wire.py.
+function unpacked(buffer) {
+  const length = new DataView(buffer).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  const arrays = {};
+  let start = 4 + length;
+  for (const [name, shape] of header.arrays) {
+    const count = shape.reduce((product, size) => product * size, 1);
+    arrays[name] = { shape, values: new Float32Array(buffer, start, count) };
+    start += 4 * count;
+  }
+  return { header, arrays };
+}

@@ -1,0 +1,362 @@
+// The figure: the output lattice over its input, on one time axis, with the sensitivities of the
+// node at the crosshair, as the paper's figure 3 has them. `layout` says where, `draw` draws.
+
+import { HEAT, css } from "./colours.js";
+import { drawBars } from "./bars.js";
+import { MAPS } from "./lattice.js";
+
+export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
+const NARROW = 720; // pixels, below which everything stands in one column
+const PATH = "#2fd3ea"; // of the best alignment: a colour that the maps do not have
+const LANES = 3; // of the labels' timings
+
+const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
+
+// Rectangles {x, y, w, h} of every part, and the height of all.
+export function layout(width, lattice) {
+  const narrow = width < NARROW;
+  const axis = narrow ? 34 : 46;
+  const left = narrow ? 0 : Math.round(clamp(0.29 * width, 230, 420));
+  const [x, w] = [left + axis, width - left - axis - 8];
+  const rows = clamp(14 * (lattice.U + 1), 200, narrow ? 380 : 540);
+  const text = lattice.source !== null;
+  let y = 0;
+  const down = (h, gap) => {
+    const box = { x, y, w, h };
+    y += h + gap;
+    return box;
+  };
+  const key = down(32, 6);
+  const heat = down(rows, 6);
+  const track = down(12 + 15 * LANES, 6);
+  const picture = down(text ? 26 : narrow ? 84 : 120, 24);
+  const inputs = down(text ? clamp(4 * 27, 90, 120) : narrow ? 70 : 96, 4);
+  const times = down(34, 0);
+  const boxes = { narrow, key, heat, track, picture, inputs, times };
+  boxes.axis = { x: left, y: heat.y, w: axis, h: heat.h };
+  if (narrow) {
+    boxes.bars = { x: 0, y: y + 18, w: width - 8, h: 290 };
+    y += boxes.bars.h + 44;
+    boxes.outputs = { x: axis, y: y + 18, w, h: clamp(9 * (lattice.U + 1), 120, 300) };
+    y += boxes.outputs.h + 44;
+  } else {
+    boxes.outputs = { x: 0, y: heat.y, w: left - 6, h: heat.h };
+    const top = track.y + 24;
+    boxes.bars = { x: 0, y: top, w: left + axis - 26, h: Math.max(250, y - top) };
+    y = Math.max(y, boxes.bars.y + boxes.bars.h);
+  }
+  return { ...boxes, width, height: y };
+}
+
+// Where a time t, in transcription vectors, and a number of labels u lie on the canvas.
+export function scales(boxes, viewport) {
+  const { heat } = boxes;
+  const perVector = heat.w / (viewport.t1 - viewport.t0);
+  const perLabel = heat.h / (viewport.u1 - viewport.u0);
+  return {
+    perVector,
+    perLabel,
+    x: (t) => heat.x + (t - viewport.t0) * perVector,
+    y: (u) => heat.y + heat.h - (u - viewport.u0) * perLabel,
+    t: (x) => viewport.t0 + (x - heat.x) / perVector,
+    u: (y) => viewport.u0 + (heat.y + heat.h - y) / perLabel,
+  };
+}
+
+export function contains({ x, y, w, h }, px, py) {
+  return px >= x && px < x + w && py >= y && py < y + h;
+}
+
+// `scene` has lattice, model, map, scale, viewport, node, sensitivity, cursor and images.
+export function draw(context, boxes, scene, theme) {
+  context.fillStyle = theme.paper;
+  context.fillRect(0, 0, boxes.width, boxes.height);
+  context.textBaseline = "middle";
+  const place = scales(boxes, scene.viewport);
+  drawKey(context, boxes, scene, theme);
+  drawHeat(context, boxes, scene, theme);
+  drawLabelAxis(context, boxes, scene, theme, place);
+  drawTrack(context, boxes, scene, theme, place);
+  drawPicture(context, boxes, scene, theme, place);
+  drawInputSensitivity(context, boxes, scene, theme);
+  drawTimes(context, boxes, scene, theme, place);
+  drawOutputSensitivity(context, boxes, scene, theme);
+  drawPath(context, boxes, scene, theme, place);
+  drawCursor(context, boxes, scene, theme, place);
+  drawCrosshair(context, boxes, scene, theme, place);
+  drawBars(context, boxes.bars, scene, theme);
+}
+
+export function write(context, text, x, y, { size = 11, colour, align = "left", weight = 400 } = {}) {
+  context.font = `${weight} ${size}px ${FONT}`;
+  context.fillStyle = colour;
+  context.textAlign = align;
+  context.fillText(text, x, y);
+}
+
+function clipped(context, box, drawing) {
+  context.save();
+  context.beginPath();
+  context.rect(box.x, box.y, box.w, box.h);
+  context.clip();
+  drawing();
+  context.restore();
+}
+
+function frame(context, { x, y, w, h }, theme) {
+  context.strokeStyle = theme.line;
+  context.lineWidth = 1;
+  context.strokeRect(x - 0.5, y - 0.5, w + 1, h + 1);
+}
+
+// The part of an image that the viewport shows, its pixels sharp where they are larger than ours.
+function drawPart(context, image, box, [sx, sy, sw, sh]) {
+  context.imageSmoothingEnabled = sw > 2 * box.w || sh > 2 * box.h;
+  context.drawImage(image, sx, sy, sw, sh, box.x, box.y, box.w, box.h);
+}
+
+function drawKey(context, { key }, { lattice, map, scale }, theme) {
+  const [low, high] = lattice.range(map);
+  const { words, symbol } = MAPS[map];
+  write(context, words, key.x, key.y + 7, { colour: theme.ink, size: 12, weight: 600 });
+  const name = scale === "log" ? `ln ${symbol}` : symbol;
+  write(context, name, key.x, key.y + 24, { colour: theme.muted, size: 11 });
+  const ends = scale === "log" ? [low, high].map((x) => decimal(x, 0)) : ["0", power(high)];
+  const length = Math.min(150, 0.3 * key.w);
+  const x = key.x + key.w - length;
+  for (let i = 0; i < length; i++) {
+    context.fillStyle = css(HEAT, i / (length - 1));
+    context.fillRect(x + i, key.y + 3, 1.5, 9);
+  }
+  const small = { colour: theme.muted, size: 10 };
+  write(context, ends[0], x, key.y + 24, small);
+  write(context, ends[1], x + length, key.y + 24, { ...small, align: "right" });
+}
+
+// A number as it is printed, with a minus and not a hyphen.
+export function decimal(x, digits) {
+  return Number.isFinite(x) ? x.toFixed(digits).replace("-", "−") : "−∞";
+}
+
+// e to the power of x, written so that it can be read.
+export function power(x) {
+  const tens = Math.floor(x / Math.LN10);
+  if (x === -Infinity) return "0";
+  if (tens >= -3) return Math.exp(x).toPrecision(3);
+  return `${Math.exp(x - tens * Math.LN10).toFixed(2)}·10${superscript(tens)}`;
+}
+
+function superscript(number) {
+  return String(number).replace(/./g, (c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c]));
+}
+
+function drawHeat(context, { heat }, { images, viewport }, theme) {
+  const { t0, t1, u0, u1, rows } = viewport;
+  drawPart(context, images.heat, heat, [t0, rows - u1, t1 - t0, u1 - u0]);
+  frame(context, heat, theme);
+}
+
+function drawLabelAxis(context, { axis, heat }, { lattice, node, viewport }, theme, place) {
+  const every = Math.ceil(11 / place.perLabel);
+  const x = axis.x + axis.w - 6;
+  for (let u = Math.max(0, Math.floor(viewport.u0)); u < Math.min(lattice.U + 1, viewport.u1); u++) {
+    const y = place.y(u + 0.5);
+    const here = u === node.u;
+    if ((u % every && !here) || y < heat.y || y > heat.y + heat.h) continue;
+    if (!here && Math.abs(u - node.u) * place.perLabel < 11) continue;
+    const options = { align: "right", size: here ? 12 : 11, weight: here ? 700 : 400 };
+    const text = u === 0 ? "∅" : lattice.target[u - 1];
+    write(context, text, x, y, { ...options, colour: here ? theme.ink : theme.muted });
+  }
+}
+
+// When each label is emitted: from the 5 % to the 95 % quantile, a mark at the peak.
+function drawTrack(context, { track }, { lattice, viewport, node }, theme, place) {
+  frame(context, track, theme);
+  clipped(context, track, () => {
+    const lane = (track.h - 4) / LANES;
+    lattice.timings.forEach(({ start, frame: peak, end }, i) => {
+      if (end + 1 < viewport.t0 || start > viewport.t1) return;
+      const y = track.y + 2 + (i % LANES) * lane;
+      const here = i + 1 === node.u;
+      context.fillStyle = here ? theme.ink : theme.muted;
+      const [from, to] = [place.x(start), place.x(end + 1)];
+      context.globalAlpha = here ? 1 : 0.55;
+      context.fillRect(from, y + lane - 4, Math.max(2, to - from), 2);
+      context.globalAlpha = 1;
+      const middle = place.x(peak + 0.5);
+      context.fillRect(middle - 1, y + lane - 7, 2, 7);
+      const options = { align: "center", weight: here ? 700 : 400, colour: theme.ink };
+      if (place.perVector * lattice.T > 9 * lattice.U || here) {
+        write(context, lattice.target[i], middle, y + lane / 2 - 2.5, options);
+      }
+    });
+  });
+}
+
+function drawPicture(context, { picture }, { lattice, images, viewport, model, node }, theme, place) {
+  frame(context, picture, theme);
+  if (images.picture !== null) {
+    const n = model.frames_per_vector;
+    const part = [n * viewport.t0, 0, n * (viewport.t1 - viewport.t0), images.picture.height];
+    clipped(context, picture, () => drawPart(context, images.picture, picture, part));
+    return;
+  }
+  clipped(context, picture, () => {
+    lattice.source.forEach((symbol, i) => {
+      const t = (i + 0.5) / model.frames_per_vector;
+      const here = Math.floor(t) === node.t;
+      const options = { size: 14, align: "center", weight: here ? 700 : 400 };
+      const y = picture.y + picture.h / 2 + 1;
+      write(context, symbol, place.x(t), y, { ...options, colour: theme.ink });
+    });
+  });
+}
+
+function drawInputSensitivity(context, { inputs }, scene, theme) {
+  const { images, viewport, model } = scene;
+  sensitivityTitle(context, "inputs", inputs, scene, theme);
+  context.fillStyle = css(HEAT, 0);
+  context.fillRect(inputs.x, inputs.y, inputs.w, inputs.h);
+  if (images.inputs) {
+    const n = model.frames_per_vector;
+    const part = [n * viewport.t0, 0, n * (viewport.t1 - viewport.t0), images.inputs.height];
+    clipped(context, inputs, () => drawPart(context, images.inputs, inputs, part));
+  }
+  frame(context, inputs, theme);
+}
+
+function drawOutputSensitivity(context, { outputs, narrow }, scene, theme) {
+  const { images, lattice, viewport, node } = scene;
+  sensitivityTitle(context, "previous outputs", outputs, scene, theme);
+  context.fillStyle = css(HEAT, 0);
+  context.fillRect(outputs.x, outputs.y, outputs.w, outputs.h);
+  const { u0, u1 } = narrow ? { u0: 0, u1: lattice.U + 1 } : viewport;
+  const row = outputs.h / (u1 - u0);
+  const column = outputs.w / (lattice.numOutputs - 1);
+  const middle = (u) => outputs.y + outputs.h - (u + 0.5 - u0) * row;
+  clipped(context, outputs, () => {
+    if (images.outputs) {
+      // Label u stands in row u; row 0 has none.
+      const part = [0, lattice.U + 1 - u1, images.outputs.width, u1 - u0];
+      drawPart(context, images.outputs, outputs, part);
+    }
+    // The labels that there are, among all that could have been.
+    context.fillStyle = "#ffffff";
+    for (let u = 1; u <= node.u; u++) {
+      const x = outputs.x + (lattice.next(u - 1) - 0.5) * column;
+      context.beginPath();
+      context.arc(x, middle(u), Math.min(2, row / 3, column / 3), 0, 2 * Math.PI);
+      context.fill();
+    }
+  });
+  frame(context, outputs, theme);
+  const below = outputs.y + outputs.h + 9;
+  const small = { colour: theme.muted, size: 10 };
+  write(context, lattice.outputs[1], outputs.x, below, small);
+  const last = lattice.outputs[lattice.numOutputs - 1];
+  write(context, last, outputs.x + outputs.w, below, { ...small, align: "right" });
+  if (!narrow) return;
+  const every = Math.ceil(11 / row);
+  for (let u = every; u <= lattice.U; u += every) {
+    const colour = u === node.u ? theme.ink : theme.muted;
+    write(context, lattice.target[u - 1], outputs.x - 6, middle(u), { align: "right", colour });
+  }
+}
+
+function sensitivityTitle(context, what, box, { lattice, node }, theme) {
+  const next = lattice.outputs[lattice.next(node.u)];
+  const text = `sensitivity of Pr(${next}|t,u) to the ${what}`;
+  write(context, text, box.x, box.y - 10, { colour: theme.muted, size: 11 });
+}
+
+const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
+
+function drawTimes(context, { times }, { viewport, model }, theme, place) {
+  const perVector = (model.seconds_per_frame ?? 1) * model.frames_per_vector;
+  const inSeconds = model.seconds_per_frame !== null;
+  const wanted = ((inSeconds ? 64 : 24) / place.perVector) * perVector;
+  const step = STEPS.find((s) => s >= wanted && (inSeconds || s >= 1)) ?? wanted;
+  const digits = Math.max(0, Math.ceil(-Math.log10(step) - 1e-9));
+  const [from, to] = [viewport.t0 * perVector, viewport.t1 * perVector];
+  for (let i = Math.ceil(from / step - 1e-9); i * step <= to; i++) {
+    const x = place.x((i * step) / perVector + (inSeconds ? 0 : 0.5));
+    if (x > times.x + times.w + 1) break;
+    context.fillStyle = theme.line;
+    context.fillRect(x - 0.5, times.y, 1, 5);
+    const text = inSeconds ? `${(i * step).toFixed(digits)} s` : `${i * step + 1}`;
+    write(context, text, clamp(x, times.x + 10, times.x + times.w - 12), times.y + 12, {
+      colour: theme.muted,
+      size: 10,
+      align: "center",
+    });
+  }
+  const unit = inSeconds ? "time" : "frame t";
+  const x = times.x + times.w / 2;
+  write(context, unit, x, times.y + 27, { colour: theme.muted, size: 11, align: "center" });
+}
+
+function drawPath(context, { heat }, { lattice }, theme, place) {
+  clipped(context, heat, () => {
+    context.beginPath();
+    lattice.path.forEach(([t, u]) => context.lineTo(place.x(t + 0.5), place.y(u + 0.5)));
+    context.lineJoin = "round";
+    context.strokeStyle = "rgba(0, 0, 0, 0.6)";
+    context.lineWidth = 4;
+    context.stroke();
+    context.strokeStyle = PATH;
+    context.lineWidth = 2;
+    context.stroke();
+  });
+}
+
+// The time that is heard, or the frame of the search; on the best path it is a dot.
+function drawCursor(context, boxes, { cursor, lattice }, theme, place) {
+  if (cursor === null) return;
+  const { heat, inputs } = boxes;
+  const x = place.x(cursor);
+  if (x < heat.x - 1 || x > heat.x + heat.w + 1) return;
+  context.fillStyle = theme.accent;
+  context.fillRect(x - 1, heat.y, 2, inputs.y + inputs.h - heat.y);
+  const t = Math.min(lattice.T - 1, Math.floor(cursor));
+  const last = lattice.path.findLast(([time]) => time <= t);
+  if (!last) return;
+  clipped(context, heat, () => {
+    context.beginPath();
+    context.arc(x, place.y(last[1] + 0.5), 5.5, 0, 2 * Math.PI);
+    context.fill();
+    context.strokeStyle = "#ffffff";
+    context.lineWidth = 2;
+    context.stroke();
+  });
+}
+
+function drawCrosshair(context, boxes, { node, held }, theme, place) {
+  const { heat, inputs, picture, outputs, narrow } = boxes;
+  const [x, y] = [place.x(node.t + 0.5), place.y(node.u + 0.5)];
+  const across = (colour, x0, y0, w, h) => {
+    context.fillStyle = colour;
+    context.fillRect(x0, y0, w, h);
+  };
+  const inView = x >= heat.x && x <= heat.x + heat.w;
+  if (inView) {
+    across(theme.ink, x - 0.5, heat.y + heat.h, 1, picture.y + picture.h - heat.y - heat.h);
+    across("rgba(255, 255, 255, 0.7)", x - 0.5, inputs.y, 1, inputs.h);
+  }
+  clipped(context, heat, () => {
+    for (const [colour, extra] of [["rgba(0, 0, 0, 0.45)", 1], ["rgba(255, 255, 255, 0.9)", 0]]) {
+      across(colour, x - 0.5 - extra, heat.y, 1 + 2 * extra, heat.h);
+      across(colour, heat.x, y - 0.5 - extra, heat.w, 1 + 2 * extra);
+    }
+    context.lineWidth = 1.5;
+    context.strokeStyle = "#ffffff";
+    context.fillStyle = held ? theme.accent : "rgba(0, 0, 0, 0.5)";
+    context.beginPath();
+    context.arc(x, y, 5, 0, 2 * Math.PI);
+    context.fill();
+    context.stroke();
+  });
+  if (!narrow && y >= outputs.y && y <= outputs.y + outputs.h) {
+    across("rgba(255, 255, 255, 0.7)", outputs.x, y - 0.5, outputs.w, 1);
+  }
+}

@@ -1,0 +1,133 @@
+// An output lattice as the server sent it: its numbers, and what follows from them at once.
+
+import { HEAT, between, painted } from "./colours.js";
+
+export const MAPS = {
+  forward: { values: "log_alpha", symbol: "α(t,u)", words: "forward variables" },
+  backward: { values: "log_beta", symbol: "β(t,u)", words: "backward variables" },
+  product: {
+    values: "log_product",
+    symbol: "α(t,u) β(t,u) / Pr(y|x)",
+    words: "forward × backward variables",
+  },
+};
+const NATS_BELOW_THE_PATH = 15; // that the logarithmic colours still tell apart
+
+export class Lattice {
+  constructor({ header, arrays }, symbols) {
+    this.view = header.view;
+    this.target = header.target;
+    this.source = header.source; // the input's symbols; null of sound
+    this.logLikelihood = header.log_likelihood;
+    this.path = header.best_path; // the nodes [t, u] of the most probable alignment
+    this.timings = header.timings;
+    this.arrays = arrays;
+    this.outputs = ["∅", ...symbols];
+    [this.T, this.numOutputs] = arrays.transcription.shape;
+    this.U = this.target.length;
+  }
+
+  // The logarithm of a map at a node.
+  at(map, t, u) {
+    return this.arrays[MAPS[map].values].values[t * (this.U + 1) + u];
+  }
+
+  // Pr(k|t,u), and what the two networks would say alone, each [K+1] (Eqs. 12-13).
+  bars(t, u) {
+    const K1 = this.numOutputs;
+    const f = this.arrays.transcription.values.subarray(t * K1, (t + 1) * K1);
+    const g = this.arrays.prediction.values.subarray(u * K1, (u + 1) * K1);
+    return {
+      output: softmax(f.map((x, k) => x + g[k])),
+      transcription: softmax(f),
+      prediction: softmax(g),
+    };
+  }
+
+  // The id of the label that follows u labels; 0 after the last.
+  next(u) {
+    return u < this.U ? this.outputs.indexOf(this.target[u], 1) : 0;
+  }
+
+  // The least and the greatest of a map that get colours of their own, as logarithms.
+  range(map) {
+    if (map === "product") return [-NATS_BELOW_THE_PATH, 0];
+    const onPath = this.path.map(([t, u]) => this.at(map, t, u)).filter(Number.isFinite);
+    const lowest = onPath.reduce((a, b) => Math.min(a, b), 0);
+    return [lowest - NATS_BELOW_THE_PATH, onPath.reduce((a, b) => Math.max(a, b), lowest)];
+  }
+
+  // The heat map, a pixel a node.
+  image(map, scale) {
+    const [low, high] = this.range(map);
+    const position =
+      scale === "log" ? (x) => (x - low) / (high - low || 1) : (x) => Math.exp(x - high);
+    return painted(this.arrays[MAPS[map].values].values, this.T, this.U + 1, position, HEAT);
+  }
+
+  // The spectrogram or the frames, in greys; null of text.
+  picture(theme) {
+    const { shape, values } = this.arrays.picture;
+    if (shape[1] === 0) return null;
+    const sorted = Float32Array.from(values).sort();
+    const low = sorted[Math.floor(0.05 * (sorted.length - 1))];
+    const high = sorted[Math.floor(0.998 * (sorted.length - 1))];
+    const scale = (x) => (x - low) / (high - low || 1);
+    return painted(values, ...shape, scale, between(theme.low, theme.high));
+  }
+}
+
+export function softmax(scores) {
+  const exponentials = Array.from(scores);
+  const largest = Math.max(...exponentials);
+  let total = 0;
+  for (let k = 0; k < exponentials.length; k++) {
+    exponentials[k] = Math.exp(exponentials[k] - largest);
+    total += exponentials[k];
+  }
+  return exponentials.map((x) => x / total);
+}
+
+// The part of the lattice that is seen: nodes t0 to t1 and u0 to u1, the ends not included.
+export class Viewport {
+  constructor(T, rows) {
+    Object.assign(this, { T, rows });
+    this.fit();
+  }
+
+  fit() {
+    Object.assign(this, { t0: 0, t1: this.T, u0: 0, u1: this.rows });
+  }
+
+  set(t0, t1, u0, u1) {
+    [this.t0, this.t1] = inside(t0, t1, this.T, 3);
+    [this.u0, this.u1] = inside(u0, u1, this.rows, 2);
+  }
+
+  // Larger by `factor` about the point (t, u), which stays where it is.
+  zoom(factor, t, u, timeOnly = false) {
+    const about = (x, from, to) => [x - (x - from) / factor, x + (to - x) / factor];
+    const rows = timeOnly ? [this.u0, this.u1] : about(u, this.u0, this.u1);
+    this.set(...about(t, this.t0, this.t1), ...rows);
+  }
+
+  move(dt, du) {
+    this.set(this.t0 + dt, this.t1 + dt, this.u0 + du, this.u1 + du);
+  }
+
+  // Moved, if it must be, so that the node can be seen.
+  show(t, u) {
+    const beyond = (x, from, to) => Math.min(0, x - from) + Math.max(0, x + 1 - to);
+    this.move(beyond(t, this.t0, this.t1), beyond(u, this.u0, this.u1));
+  }
+
+  get isWhole() {
+    return this.t0 === 0 && this.u0 === 0 && this.t1 === this.T && this.u1 === this.rows;
+  }
+}
+
+function inside(from, to, size, least) {
+  const length = Math.min(size, Math.max(Math.min(least, size), to - from));
+  const start = Math.min(size - length, Math.max(0, (from + to - length) / 2));
+  return [start, start + length];
+}

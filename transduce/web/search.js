@@ -1,0 +1,158 @@
+// The beam search, frame by frame: B before a frame, B after it, and what flowed between them.
+
+import { fetchSearch } from "./api.js";
+import { power } from "./figure.js";
+
+const $ = (id) => document.getElementById(id);
+const ROW = 30; // pixels that a hypothesis takes, as in style.css
+const CONTEXT = 3; // symbols shown before the first that hypotheses do not share
+
+export class SearchPanel {
+  // `told` has failed(problem), and cursor(t), the frame that is looked at.
+  constructor(model, told) {
+    Object.assign(this, { model, told, steps: null });
+    $("beam-width").max = model.max_beam_width;
+    $("search-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.run();
+    });
+    $("step").addEventListener("input", () => this.show(Number($("step").value)));
+    $("step-back").addEventListener("click", () => this.show(this.now - 1));
+    $("step-on").addEventListener("click", () => this.show(this.now + 1));
+  }
+
+  setInput(input) {
+    Object.assign(this, { input, steps: null });
+    $("steps").hidden = true;
+  }
+
+  async run() {
+    const input = this.input;
+    const button = $("search-form").querySelector("button");
+    button.disabled = true;
+    try {
+      const found = await fetchSearch(input, Number($("beam-width").value));
+      if (input !== this.input) return;
+      this.steps = found.steps;
+      $("step").max = this.steps.length - 1;
+      $("steps").hidden = false;
+      this.show(Math.min(1, this.steps.length - 1));
+    } catch (error) {
+      this.told.failed(error);
+    } finally {
+      button.disabled = false;
+    }
+  }
+
+  // B after frame n, counted from 1; 0 is how the search begins.
+  show(n) {
+    this.now = Math.min(this.steps.length - 1, Math.max(0, n));
+    const last = this.steps.length - 1;
+    $("step").value = this.now;
+    $("step-back").disabled = this.now === 0;
+    $("step-on").disabled = this.now === last;
+    $("step-name").textContent =
+      this.now === 0 ? "before the first frame" : `frame ${this.now} of ${last}`;
+    this.told.cursor(this.now === 0 ? null : this.now - 0.5);
+    const after = this.steps[this.now];
+    const before = this.now > 0 ? this.steps[this.now - 1] : [];
+    this.draw(before, after);
+  }
+
+  draw(before, after) {
+    const shared = sharedPrefix([...before, ...after].map(([labels]) => labels));
+    const from = Math.max(0, shared - CONTEXT);
+    const total = after.reduce((sum, [, logProb]) => sum + Math.exp(logProb - after[0][1]), 0);
+    const share = (logProb) => Math.exp(logProb - after[0][1]) / total;
+    const frame = this.now === 0 ? "the first frame" : `frame ${this.now}`;
+    const titles = [`B before ${frame}`, "", this.now === 0 ? "B" : `B after ${frame}`];
+    $("flows").replaceChildren(
+      ...titles.map((textContent) => element("h3", { textContent })),
+      this.column("before", before, from),
+      this.ribbons(before, after, share),
+      this.column("after", after, from, share),
+    );
+  }
+
+  column(name, hypotheses, from, share) {
+    const list = element("ol", { className: name });
+    list.setAttribute("aria-label", `B ${name} the frame`);
+    for (const [labels, logProb, flows] of hypotheses) {
+      const item = element("li");
+      const symbols = this.written(labels, from);
+      item.append(element("span", { className: "symbols", textContent: symbols, title: symbols }));
+      const probability = element("span", { className: "number", textContent: power(logProb) });
+      item.append(probability);
+      if (share) {
+        const ways = flows.map((flow) => this.way(flow, logProb)).join(", ");
+        item.title = `${ways || "where the search begins"}`;
+        item.append(element("span", { className: "visually-hidden", textContent: ways }));
+        item.dataset.labels = labels.join(" ");
+        item.dataset.logProb = logProb;
+        const bar = element("span", { className: "share" });
+        bar.style.width = `${100 * share(logProb)}%`;
+        item.append(bar);
+      }
+      list.append(item);
+    }
+    return list;
+  }
+
+  way([source, emitted, logProb], total) {
+    const percent = (100 * Math.exp(logProb - total)).toFixed(1);
+    return `${percent} % from number ${source + 1} by ${this.emitted(emitted)}`;
+  }
+
+  emitted(labels) {
+    return labels.length ? labels.map((k) => this.model.symbols[k - 1]).join(" ") : "null";
+  }
+
+  written(labels, from) {
+    const symbols = labels.slice(from).map((k) => this.model.symbols[k - 1]);
+    if (labels.length === 0) return "(empty)";
+    return (from > 0 ? "… " : "") + symbols.join(" ");
+  }
+
+  // A ribbon for each flow, as wide as its share of all that is in B.
+  ribbons(before, after, share) {
+    const height = ROW * Math.max(1, before.length, after.length);
+    const svg = element("svg", { class: "ribbons", viewBox: `0 0 100 ${height}` });
+    svg.setAttribute("preserveAspectRatio", "none");
+    svg.setAttribute("aria-hidden", "true");
+    svg.style.height = `${height}px`;
+    const labels = [];
+    after.forEach(([, whole, flows], to) => {
+      for (const [source, emitted, logProb] of flows) {
+        const [y0, y1] = [ROW * (source + 0.5), ROW * (to + 0.5)];
+        const path = element("path", { class: emitted.length ? "label" : "null" });
+        path.setAttribute("d", `M0 ${y0} C50 ${y0} 50 ${y1} 100 ${y1}`);
+        path.style.strokeWidth = `${Math.max(0.6, 20 * share(logProb))}px`;
+        svg.append(path);
+        if (emitted.length && logProb > whole - 3) {
+          const text = element("span", { textContent: this.emitted(emitted) });
+          text.style.top = `${0.12 * y0 + 0.88 * y1}px`;
+          labels.push(text);
+        }
+      }
+    });
+    const box = element("div", { className: "between" });
+    box.append(svg, ...labels);
+    return box;
+  }
+}
+
+function sharedPrefix(sequences) {
+  if (sequences.length < 2) return 0;
+  const [first, ...rest] = sequences;
+  const n = first.findIndex((label, i) => rest.some((other) => other[i] !== label));
+  return n < 0 ? first.length : n;
+}
+
+const SVG = new Set(["svg", "path"]);
+
+function element(name, properties = {}) {
+  if (!SVG.has(name)) return Object.assign(document.createElement(name), properties);
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(properties)) made.setAttribute(key, value);
+  return made;
+}
