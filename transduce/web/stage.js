@@ -137,6 +137,7 @@ export class Stage {
   // The time that is heard, or searched, in transcription vectors; null without any.
   setCursor(time) {
     this.cursor = time;
+    this.canvas.dataset.cursor = time ?? "";
     if (time !== null && (time < this.viewport.t0 || time > this.viewport.t1)) {
       this.viewport.move(time - this.viewport.t0 - 0.1 * (this.viewport.t1 - this.viewport.t0), 0);
     }

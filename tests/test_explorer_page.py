@@ -1,0 +1,552 @@
+"""The explorer's page in a real browser, as a person uses it."""
+
+import json
+import shutil
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import torch
+import uvicorn
+from explored import sound, sound_model, sound_pairs, text_model, text_pairs, wav_bytes
+from playwright.sync_api import expect, sync_playwright
+
+from transduce.analysis import output_bars, sensitivity, view_lattice
+from transduce.decoding import beam_search_steps
+from transduce.web.explorer import Explorer
+from transduce.web.server import create_app
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium; apt-get install chromium"
+)
+
+
+@contextmanager
+def serving(explorer):
+    """The address of a server in this process."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(create_app(explorer), log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    server.should_exit = True
+    thread.join()
+    listening.close()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    explorer = Explorer(text_model(), text_pairs(tmp_path_factory.mktemp("text")), "letters")
+    with serving(explorer) as address:
+        yield explorer, address
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory):
+    explorer = Explorer(sound_model(), sound_pairs(tmp_path_factory.mktemp("sound")), "speech")
+    with serving(explorer) as address:
+        yield explorer, address
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        options = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def new_page(browser):
+    """Makes pages; whatever their scripts complain of fails the test."""
+    contexts, complaints = [], []
+
+    def make(address, width=1200, **options):
+        size = {"width": width, "height": 900}
+        contexts.append(browser.new_context(viewport=size, accept_downloads=True, **options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(10_000)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
+        page.goto(address)
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+    # A browser reports any answer of 4xx, which the page turns into a sentence.
+    assert [c for c in complaints if "Failed to load resource" not in c] == []
+
+
+def pick(page, name):
+    page.fill("#find", name)
+    page.locator("#examples strong", has_text=name).first.click()
+    settled(page)
+
+
+def settled(page):
+    """Until the sensitivities shown are those of the crosshair's node."""
+    page.wait_for_function(
+        "() => { const d = document.getElementById('figure').dataset;"
+        " return d.t !== undefined && d.sensitivity === `${d.t},${d.u}`; }"
+    )
+
+
+def node(page):
+    state = page.locator("#figure").evaluate("canvas => ({...canvas.dataset})")
+    return int(state["t"]), int(state["u"])
+
+
+def place(page, explorer, T, U, t, u):
+    """Where a node of a lattice that is seen whole lies on the screen."""
+    x, y = page.evaluate(
+        """async ([T, U, t, u, isText]) => {
+            const { layout } = await import("./figure.js");
+            const canvas = document.getElementById("figure");
+            canvas.scrollIntoView({ block: "start" });
+            const { heat } = layout(canvas.clientWidth, { U, source: isText ? [] : null });
+            const { left, top } = canvas.getBoundingClientRect();
+            const y = heat.y + heat.h * (1 - (u + 0.5) / (U + 1));
+            return [left + heat.x + (heat.w * (t + 0.5)) / T, top + y];
+        }""",
+        [T, U, t, u, explorer.model.signature.sources is not None],
+    )
+    return x, y
+
+
+def table(page):
+    """The numbers at the crosshair: of each output, three."""
+    rows = page.locator("#number-rows tr").evaluate_all(
+        """rows => rows.map(row => [row.querySelector("th").textContent,
+            ...[...row.querySelectorAll("td")].map(cell => Number(cell.dataset.value))])"""
+    )
+    return {symbol: values for symbol, *values in rows}
+
+
+def assert_bars(page, explorer, view):
+    outputs = ["∅", *explorer.model.signature.targets.symbols]
+    bars = output_bars(view, *node(page), num=len(outputs))
+    shown = table(page)
+    assert len(shown) == len(outputs)
+    for column, graph in enumerate(bars):
+        for label, probability in graph:
+            assert shown[outputs[label]][column] == pytest.approx(probability, abs=1e-6)
+
+
+def address_of(page):
+    page.wait_for_timeout(150)
+    return parse_qs(urlsplit(page.url).fragment, keep_blank_values=True)
+
+
+def picture(page):
+    return page.locator("#figure").evaluate("canvas => canvas.toDataURL()")
+
+
+# --- Text ---------------------------------------------------------------------------------------
+
+
+def test_an_example_is_picked_and_its_outputs_and_lattice_shown(text, new_page):
+    explorer, address = text
+    page = new_page(address)
+    expect(page.locator("#examples strong")).to_have_count(len(explorer.pairs))
+    expect(page.locator("#lattice")).to_be_hidden()
+    page.fill("#find", "bb")
+    expect(page.locator("#examples strong")).to_have_text(["abba", "cabbac", "bb"])
+    pick(page, "cabbac")
+    found = explorer.open_example(4)["hypotheses"]
+    expect(page.locator("#hypotheses .symbols")).to_have_text(
+        [" ".join(h["symbols"]) or "(empty)" for h in found]
+    )
+    assert page.input_value("#target") == " ".join(found[0]["symbols"])
+    other = page.locator("#hypotheses button").nth(1)
+    other.click()
+    expect(other).to_have_attribute("aria-pressed", "true")
+    assert page.input_value("#target") == " ".join(found[1]["symbols"])
+    page.click("#reference")
+    expect(page.locator("#target-note")).to_have_text("(the reference)")
+    assert page.input_value("#target") == "C A B B A C"
+
+
+def test_the_crosshair_follows_the_mouse_and_the_bars_are_the_librarys(text, new_page):
+    explorer, address = text
+    page = new_page(address)
+    pick(page, "cabbac")
+    page.click("#reference")
+    expect(page.locator("#target-note")).to_have_text("(the reference)")
+    settled(page)
+    labels = explorer.model.signature.targets.encode("CABBAC")
+    view = view_lattice(explorer.model, explorer.model.signature.input_of("cabbac"), labels)
+    for t, u in ((0, 0), (5, 6), (2, 3), (4, 1)):
+        page.mouse.move(*place(page, explorer, 6, 6, t, u))
+        page.wait_for_function(f"() => document.getElementById('figure').dataset.t == {t}")
+        assert node(page) == (t, u)
+        assert_bars(page, explorer, view)
+    assert "Frame 5 of 6, 1 of 6 labels, the last C" in page.text_content("#readout")
+    settled(page)
+    x, y = place(page, explorer, 6, 6, 1, 1)
+    page.mouse.click(x, y)  # holds it
+    page.mouse.move(*place(page, explorer, 6, 6, 4, 4))
+    assert node(page) == (1, 1) and "Held" in page.text_content("#readout")
+    page.mouse.click(x, y)
+    page.mouse.move(*place(page, explorer, 6, 6, 4, 4))
+    assert node(page) == (4, 4)
+
+
+def test_the_arrow_keys_move_the_crosshair_within_the_lattice(text, new_page):
+    explorer, address = text
+    page = new_page(address + "#text=abccba&target=A+B+C&node=2,1")
+    settled(page)
+    page.focus("#figure")
+    for key, expected in [
+        ("ArrowRight", (3, 1)), ("ArrowUp", (3, 2)), ("ArrowLeft", (2, 2)), ("ArrowDown", (2, 1)),
+        ("Shift+ArrowRight", (5, 1)), ("ArrowRight", (5, 1)), ("Shift+ArrowUp", (5, 3)),
+        ("Home", (0, 3)), ("ArrowLeft", (0, 3)), ("End", (5, 3)), ("Shift+ArrowDown", (5, 0)),
+    ]:  # fmt: skip
+        page.keyboard.press(key)
+        assert node(page) == expected, key
+    settled(page)
+    view = view_lattice(explorer.model, explorer.model.signature.input_of("abccba"), [1, 2, 3])
+    assert_bars(page, explorer, view)
+
+
+def test_the_sensitivities_that_are_drawn_are_the_crosshairs(text, new_page):
+    explorer, address = text
+    page = new_page(address + "#text=abccba&target=A+B+C&node=2,2")
+    settled(page)
+    view = view_lattice(explorer.model, explorer.model.signature.input_of("abccba"), [1, 2, 3])
+    expected = sensitivity(explorer.model, view, 2, 2)
+    # The brightest column of the map is that of the frame that matters most.
+    light = page.evaluate(
+        """async () => {
+            const { layout } = await import("./figure.js");
+            const canvas = document.getElementById("figure");
+            const scale = canvas.width / canvas.clientWidth;
+            const { inputs } = layout(canvas.clientWidth, { U: 3, source: [] });
+            const context = canvas.getContext("2d");
+            return [0, 1, 2, 3, 4, 5].map((t) => {
+                const x = scale * (inputs.x + ((t + 0.25) * inputs.w) / 6);
+                const { data } = context.getImageData(x, scale * inputs.y, 1, scale * inputs.h);
+                return Math.max(...data.filter((_, i) => i % 4 === 1));
+            });
+        }"""
+    )
+    strongest = expected.inputs.abs().amax(1)
+    assert torch.tensor(light).argmax() == strongest.argmax()
+
+
+def test_a_typed_word_is_read_and_what_it_has_unknown_is_named(text, new_page):
+    page = new_page(text[1])
+    page.fill("#text", "axb")
+    page.press("#text", "Enter")
+    settled(page)
+    expect(page.locator("#input-name")).to_have_text("axb")
+    expect(page.locator("#message p")).to_have_text(
+        "x was not in the training data, and counts as nothing."
+    )
+    page.click("#message button")
+    expect(page.locator("#message")).to_be_hidden()
+
+
+def test_what_cannot_be_shown_gets_a_message_and_the_page_lives_on(text, new_page):
+    page = new_page(text[1])
+    pick(page, "cabbac")
+    page.fill("#target", "A Q B")
+    page.press("#target", "Enter")
+    expect(page.locator("#message p")).to_have_text(
+        "'Q' is not a symbol of the model; it has A B C DD."
+    )
+    page.fill("#text", "a" * 400)
+    page.press("#text", "Enter")
+    expect(page.locator("#message p")).to_contain_text("400 symbols; 300 can be shown")
+    page.fill("#text", "")
+    page.press("#text", "Enter")
+    expect(page.locator("#message p")).to_have_text("There is nothing written; type a word.")
+    page.fill("#target", "A DD B")
+    page.press("#target", "Enter")
+    settled(page)
+    expect(page.locator("#message")).to_be_hidden()
+    assert address_of(page)["target"] == ["A DD B"]
+    page.goto(text[1] + "#example=999")
+    page.reload()
+    expect(page.locator("#message p")).to_contain_text("There is no example 999")
+    pick(page, "abc")
+
+
+def test_maps_and_scales_are_chosen_by_mouse_or_key(text, new_page):
+    page = new_page(text[1] + "#text=abccba&target=A+B+C&node=2,1")
+    settled(page)
+    pictures = {picture(page)}
+    for name in ("forward", "backward"):
+        page.click(f"#maps span:text-is('{name}')")
+        page.wait_for_timeout(80)
+        pictures.add(picture(page))
+        assert address_of(page)["map"] == [name]
+    page.focus("#scales input:checked")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_timeout(80)
+    pictures.add(picture(page))
+    assert address_of(page)["scale"] == ["linear"]
+    assert len(pictures) == 4
+
+
+def test_the_view_zooms_and_moves(text, new_page):
+    explorer, address = text
+    page = new_page(address + "#text=abccbaabccba&target=A+B+C+A+B+C&node=6,3")
+    settled(page)
+    assert "seen" not in address_of(page)
+
+    def seen():
+        return [float(x) for x in address_of(page)["seen"][0].split(",")]
+
+    page.mouse.move(*place(page, explorer, 12, 6, 6, 3))
+    page.mouse.wheel(0, -300)
+    t0, t1, u0, u1 = seen()
+    assert 0 < t0 < 6.5 < t1 < 12 and 0 < u0 < 3.5 < u1 < 7
+    page.mouse.down()
+    page.mouse.move(*place(page, explorer, 12, 6, 8, 3), steps=4)
+    page.mouse.up()
+    moved = seen()
+    assert moved[0] < t0 and moved[1] - moved[0] == pytest.approx(t1 - t0, abs=0.05)
+    assert node(page) == (6, 3)
+    page.click("#zoom-fit")
+    assert "seen" not in address_of(page)
+    page.click("#zoom-in")
+    assert seen()[1] - seen()[0] == pytest.approx(8, abs=0.05)
+    page.focus("#figure")
+    page.keyboard.press("0")
+    assert "seen" not in address_of(page)
+    page.keyboard.press("+")
+    page.keyboard.press("Home")
+    assert seen()[0] == 0, "the crosshair stays in view"
+
+
+def test_two_fingers_zoom(text, new_page):
+    explorer, address = text
+    page = new_page(address + "#text=abccba&target=A+B+C&node=2,1", has_touch=True)
+    settled(page)
+    x, y = place(page, explorer, 6, 3, 3, 1)
+    touch = page.context.new_cdp_session(page)
+    for apart in (20, 30, 45, 60):
+        points = [{"x": x - apart, "y": y, "id": 1}, {"x": x + apart, "y": y, "id": 2}]
+        kind = "touchStart" if apart == 20 else "touchMove"
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    t0, t1, *_ = (float(x) for x in address_of(page)["seen"][0].split(","))
+    assert t1 - t0 == pytest.approx(3, abs=0.3)  # it is the least that is shown
+
+
+def test_an_address_restores_the_view(text, new_page):
+    _, address = text
+    page = new_page(address)
+    pick(page, "cabbac")
+    page.fill("#target", "A DD B A")
+    page.press("#target", "Enter")
+    settled(page)
+    page.click("#maps span:text-is('backward')")
+    page.click("#scales span:text-is('linear')")
+    page.focus("#figure")
+    for key in ("Home", "ArrowRight", "ArrowUp", "ArrowUp", "+"):
+        page.keyboard.press(key)
+    page.mouse.move(5, 5)
+    settled(page)
+    address_of(page)
+    again = new_page(page.url)
+    settled(again)
+    again.wait_for_timeout(200)
+    assert again.url == page.url and node(again) == node(page)
+    for name in ("map", "scale"):
+        script = f"document.querySelector('input[name={name}]:checked').value"
+        assert again.evaluate(script) == page.evaluate(script)
+    assert again.input_value("#target") == "A DD B A"
+    assert again.get_attribute("#examples [aria-current]", "data-index") == "4"
+
+
+def test_a_nonsensical_address_does_no_harm(text, new_page):
+    page = new_page(text[1] + "#example=2&map=x&scale=&node=99,-5&seen=7,a&target=++")
+    settled(page)
+    assert node(page) == (4, 0)
+    page.goto(text[1] + "#example=2&seen=1e9,-3,5,5&node=1e99,2")
+    page.reload()
+    settled(page)
+
+
+def test_the_search_is_stepped_through_frame_by_frame(text, new_page):
+    explorer, address = text
+    page = new_page(address)
+    pick(page, "bacca")
+    page.fill("#beam-width", "4")
+    page.press("#beam-width", "Enter")
+    steps = beam_search_steps(explorer.model.network, explorer.model.signature.input_of("bacca"), 4)
+    expect(page.locator("#step-name")).to_have_text("frame 1 of 5")
+    for n in range(1, 6):
+        rows = page.locator("#flows .after li").evaluate_all(
+            "rows => rows.map(row => [row.dataset.labels, Number(row.dataset.logProb)])"
+        )
+        assert [labels for labels, _ in rows] == [" ".join(map(str, y.labels)) for y in steps[n]]
+        for (_, log_prob), y in zip(rows, steps[n], strict=True):
+            assert log_prob == pytest.approx(y.log_prob)
+        num_flows = sum(len(y.flows) for y in steps[n])
+        assert page.locator("#flows path").count() == num_flows
+        assert page.get_attribute("#figure", "data-cursor") == str(n - 0.5)
+        if n < 5:
+            page.click("#step-on")
+    assert page.is_disabled("#step-on")
+    first = page.locator("#flows .after li").first
+    emitted = steps[5][0].flows[0].emitted
+    words = " ".join(explorer.model.signature.targets.decode(emitted)) or "null"
+    expect(first).to_contain_text(f"by {words}")
+    page.focus("#step")
+    page.keyboard.press("Home")
+    expect(page.locator("#step-name")).to_have_text("before the first frame")
+    expect(page.locator("#flows .after .symbols")).to_have_text("(empty)")
+
+
+def test_the_view_is_saved_as_a_picture(text, new_page, tmp_path):
+    page = new_page(text[1])
+    pick(page, "cabbac")
+    with page.expect_download() as waiting:
+        page.click("#save")
+    assert waiting.value.suggested_filename == "lattice-cabbac.png"
+    waiting.value.save_as(tmp_path / "saved.png")
+    content = (tmp_path / "saved.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    width, height = (int.from_bytes(content[i : i + 4]) for i in (16, 20))
+    shown = page.locator("#figure").evaluate("c => [c.clientWidth, c.clientHeight]")
+    assert width == 2 * (shown[0] + 40) and height > 2 * shown[1]
+
+
+def test_the_address_is_copied(text, new_page):
+    page = new_page(text[1], permissions=["clipboard-read", "clipboard-write"])
+    pick(page, "abba")
+    page.click("#share")
+    expect(page.locator("#message p")).to_have_text("The address of this view is copied.")
+    assert page.evaluate("navigator.clipboard.readText()") == page.url
+
+
+def test_what_the_server_has_forgotten_is_opened_again(text, new_page):
+    explorer, address = text
+    page = new_page(address)
+    pick(page, "abba")
+    explorer.views.things.clear()
+    explorer.inputs.things.clear()
+    page.focus("#figure")
+    page.keyboard.press("Home")
+    settled(page)
+    page.keyboard.press("End")
+    settled(page)
+    assert node(page)[0] == 3
+    explorer.inputs.things.clear()
+    page.click("#search-form button")
+    page.wait_for_timeout(300)
+    page.click("#search-form button")
+    expect(page.locator("#step-name")).to_have_text("frame 1 of 4")
+
+
+def test_a_server_that_has_gone_is_said_to_have(text, new_page):
+    explorer, _ = text
+    with serving(explorer) as address:
+        page = new_page(address)
+        pick(page, "abba")
+        page.context.set_offline(True)
+        page.click("#examples button >> nth=0")
+        expect(page.locator("#message p")).to_contain_text("The server does not answer")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1600])
+def test_narrow_and_wide_windows_hold_the_page(width, scheme, heard, new_page):
+    page = new_page(heard[1], width, color_scheme=scheme)
+    pick(page, "tone")
+    page.click("#search-form button")
+    expect(page.locator("#steps")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    figure = page.locator("#figure").bounding_box()
+    assert figure["x"] >= 0 and figure["x"] + figure["width"] <= width
+    for button in page.locator("button:visible").all():
+        box = button.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(json.loads(dark[3:].replace("(", "[").replace(")", "]"))) < 100) == (
+        scheme == "dark"
+    )
+
+
+def test_the_figure_is_sharp_on_a_fine_screen(text, new_page):
+    page = new_page(text[1], device_scale_factor=2)
+    pick(page, "abba")
+    width, shown = page.locator("#figure").evaluate("c => [c.width, c.clientWidth]")
+    assert width == 2 * shown
+
+
+# --- Sound --------------------------------------------------------------------------------------
+
+
+def drop(page, name, content):
+    """Drops a file on the page: with these bytes, or with so many zeros."""
+    page.evaluate(
+        """([name, content]) => {
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([new Uint8Array(content)], name));
+            const drop = new DragEvent("drop", { dataTransfer: transfer, bubbles: true });
+            document.getElementById("drop").dispatchEvent(drop);
+        }""",
+        [name, content if isinstance(content, int) else list(content)],
+    )
+
+
+def test_a_dropped_sound_is_recognised_and_played(heard, new_page):
+    explorer, address = heard
+    page = new_page(address)
+    drop(page, "mine.wav", wav_bytes(sound(1.0), subtype="PCM_16"))
+    settled(page)
+    expect(page.locator("#input-name")).to_have_text("mine.wav")
+    expect(page.locator("#message p")).to_contain_text("cannot hold this sound")
+    frames = explorer.model.signature.input_of(torch.from_numpy(sound(1.0)[:, 0]))
+    symbols = page.input_value("#target").split()
+    labels = explorer.model.signature.targets.encode(symbols)
+    view = view_lattice(explorer.model, frames, labels)
+    outputs = ["∅", *explorer.model.signature.targets.symbols]
+    for label, probability in output_bars(view, *node(page), num=5).output:
+        assert table(page)[outputs[label]][0] == pytest.approx(probability, abs=2e-3)
+    page.click("#play")
+    expect(page.locator("#play")).to_have_text("Pause")
+    page.wait_for_function("() => Number(document.getElementById('figure').dataset.cursor) > 5")
+    expect(page.locator("#play")).to_have_text("Play")  # when it is over
+    assert 40 < float(page.get_attribute("#figure", "data-cursor")) < 51
+    page.focus("#figure")
+    page.keyboard.press(" ")
+    expect(page.locator("#play")).to_have_text("Pause")
+    page.keyboard.press(" ")
+    expect(page.locator("#play")).to_have_text("Play")
+    assert address_of(page)["sound"] == ["mine.wav"]
+    again = new_page(page.url)
+    expect(again.locator("#message p")).to_contain_text("mine.wav, which it cannot hold")
+
+
+def test_a_file_that_is_no_sound_gets_a_message(heard, new_page):
+    page = new_page(heard[1])
+    pick(page, "tone")
+    drop(page, "bad.wav", b"no sound at all")
+    expect(page.locator("#message p")).to_contain_text("Bad.wav is not sound that can be read")
+    drop(page, "large.wav", 20_000_001)
+    expect(page.locator("#message p")).to_contain_text("larger than 20 MB")
+    expect(page.locator("#input-name")).to_have_text("tone")
+    good = {"name": "good.wav", "mimeType": "audio/wav", "buffer": wav_bytes(sound())}
+    page.set_input_files("#file", good)
+    expect(page.locator("#input-name")).to_have_text("good.wav")
+    settled(page)
+
+
+def test_an_example_that_is_gone_gets_a_message(heard, new_page):
+    page = new_page(heard[1])
+    page.click("#examples strong:text-is('gone')")
+    expect(page.locator("#message p")).to_contain_text("check the path")
+    pick(page, "tone")
+    expect(page.locator("#message")).to_be_hidden()
