@@ -31,6 +31,7 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/features.py
 	$(BIN)/python benchmarks/analysis.py
+	$(BIN)/python benchmarks/explore.py
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

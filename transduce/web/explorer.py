@@ -32,7 +32,7 @@ from transduce.web.wire import pack
 MAX_SYMBOLS = 300  # of a text that is typed
 MAX_CELLS = 3_000_000  # of a lattice, T x (U+1)
 MAX_BEAM_WIDTH = 20  # of a search that is stepped through
-MAX_STEPS = 1000  # frames of such a search
+MAX_STEPS = 600  # frames of such a search
 MAX_LISTED = 200  # examples in one answer
 BEAM_WIDTH, N_BEST = 20, 8
 NUM_MELS = 64  # of the spectrogram that is shown

@@ -159,6 +159,7 @@ function drawHeat(context, { heat }, { images, viewport }, theme) {
 function drawLabelAxis(context, { axis, heat }, { lattice, node, viewport }, theme, place) {
   const every = Math.ceil(11 / place.perLabel);
   const x = axis.x + axis.w - 6;
+  write(context, "y", x, axis.y - 14, { align: "right", colour: theme.muted });
   for (let u = Math.max(0, Math.floor(viewport.u0)); u < Math.min(lattice.U + 1, viewport.u1); u++) {
     const y = place.y(u + 0.5);
     const here = u === node.u;
