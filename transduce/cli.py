@@ -221,6 +221,53 @@ def plot(
 
 
 @app.command
+def explore(
+    run: Path,
+    /,
+    *,
+    data: Path | None = None,
+    target: str = "text",
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    open_page: Annotated[bool, Parameter(name="--open")] = False,
+) -> None:
+    """Look at a transducer in the browser: lattices, sensitivities, the search frame by frame.
+
+    Example: transduce explore runs/demo/transducer --open
+
+    It wants a web server: pip install "transduce[web]".
+
+    Parameters
+    ----------
+    run
+        The folder of a transducer's run, or its model.safetensors.
+    data
+        Examples to pick from: a manifest (.jsonl) or lines of source TAB target (.tsv); the run's
+        own test set, or else its validation set, if it is not given.
+    target
+        Which field of the manifest is the target.
+    host
+        The address to listen at; by default only this machine can ask.
+    port
+        The port to listen at; 0 takes any that is free.
+    open_page
+        Open the page in the browser.
+    """
+    for package in ("fastapi", "uvicorn"):
+        if find_spec(package) is None:
+            raise SystemExit(
+                f'transduce: explore needs {package}; install it with pip install "transduce[web]"'
+            )
+    from transduce.web.explorer import Explorer
+    from transduce.web.server import serve
+
+    with sentences():
+        model = load_model(run)
+        pairs = _own_pairs(run) if data is None else _test_pairs(run, model, data, target, None)
+        serve(Explorer(model, pairs, str(run)), host, port, open_page)
+
+
+@app.command
 def table(
     *runs: Settings, beam_width: int = 1, device: Device = "auto", skip_bad: bool = False
 ) -> None:
@@ -270,53 +317,6 @@ def demo(*, run: Path = Path("runs/demo"), seed: int = 0, figure: Path | None = 
         raise SystemExit(f"transduce: --figure {figure}: there is no folder {figure.parent}")
     with sentences():
         demonstration.run(run, seed, figure)
-
-
-@app.command
-def explore(
-    run: Path,
-    /,
-    *,
-    data: Path | None = None,
-    target: str = "text",
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    open_page: Annotated[bool, Parameter(name="--open")] = False,
-) -> None:
-    """Look at a transducer in the browser: lattices, sensitivities, the search frame by frame.
-
-    Example: transduce explore runs/demo/transducer --open
-
-    It wants a web server: pip install "transduce[web]".
-
-    Parameters
-    ----------
-    run
-        The folder of a transducer's run, or its model.safetensors.
-    data
-        Examples to pick from: a manifest (.jsonl) or lines of source TAB target (.tsv); the run's
-        own test set, or else its validation set, if it is not given.
-    target
-        Which field of the manifest is the target.
-    host
-        The address to listen at; by default only this machine can ask.
-    port
-        The port to listen at; 0 takes any that is free.
-    open_page
-        Open the page in the browser.
-    """
-    for package in ("fastapi", "uvicorn"):
-        if find_spec(package) is None:
-            raise SystemExit(
-                f'transduce: explore needs {package}; install it with pip install "transduce[web]"'
-            )
-    from transduce.web.explorer import Explorer
-    from transduce.web.server import serve
-
-    with sentences():
-        model = load_model(run)
-        pairs = _own_pairs(run) if data is None else _test_pairs(run, model, data, target, None)
-        serve(Explorer(model, pairs, str(run)), host, port, open_page)
 
 
 def main() -> None:

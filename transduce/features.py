@@ -15,7 +15,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -76,6 +76,10 @@ class FeatureSettings:
         """How many numbers a frame has."""
         static = self.num_channels if self.kind == "log_mel" else self.num_cepstra + 1
         return static * (1 + self.num_deltas)
+
+    def as_spectrogram(self) -> FeatureSettings:
+        """A picture of the sound in the same windows, whatever the features are."""
+        return replace(self, kind="log_mel", num_channels=64, num_deltas=0)
 
     @property
     def window_samples(self) -> int:

@@ -67,7 +67,7 @@ def read_spectrogram(model: TrainedModel, pair: Pair) -> Tensor | None:
     features = model.signature.features
     if features is None or not isinstance(pair.source, Audio):
         return None
-    return FrameReader(replace(features, kind="log_mel", num_channels=64, num_deltas=0))(pair)
+    return FrameReader(features.as_spectrogram())(pair)
 
 
 def _file_pair(file: Path) -> list[Pair]:

@@ -10,7 +10,7 @@ import secrets
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
 from typing import Any, Generic, TypeVar
@@ -30,12 +30,12 @@ from transduce.web.sounds import MAX_BYTES, MAX_SECONDS, decode_sound, encode_wa
 from transduce.web.wire import pack
 
 MAX_SYMBOLS = 300  # of a text that is typed
+MAX_FRAMES = 10_000  # of an input
 MAX_CELLS = 3_000_000  # of a lattice, T x (U+1)
 MAX_BEAM_WIDTH = 20  # of a search that is stepped through
 MAX_STEPS = 600  # frames of such a search
 MAX_LISTED = 200  # examples in one answer
 BEAM_WIDTH, N_BEST = 20, 8
-NUM_MELS = 64  # of the spectrogram that is shown
 
 Kept = TypeVar("Kept")
 
@@ -59,10 +59,11 @@ class Latest(Generic[Kept]):
         return name
 
     def __getitem__(self, name: str) -> Kept:
-        if name not in self.things:
-            raise Gone("the server has forgotten this input; open it again")
-        self.things.move_to_end(name)
-        return self.things[name]
+        try:
+            self.things.move_to_end(name)
+            return self.things[name]
+        except KeyError:
+            raise Gone("the server has forgotten this input; open it again") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,9 +182,11 @@ class Explorer:
 
     def _opened(self, opened: Input) -> dict[str, Any]:
         """What the page is told of an input: its N-best, and the name to ask for more by."""
-        T = opened.example.num_frames // self.model.config.pooling
-        if T > MAX_CELLS:
-            raise ValueError(f"{opened.example.pair.name} is too long to be shown; cut it")
+        if opened.example.num_frames > MAX_FRAMES:
+            raise ValueError(
+                f"{opened.example.pair.name} has {opened.example.num_frames} frames; "
+                f"{MAX_FRAMES} can be shown"
+            )
         notes = list(opened.notes)
         with self.lock, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -254,8 +257,7 @@ class Explorer:
         if opened.wave is None or features is None:
             frames = opened.example.frames
             return frames if frames.ndim == 2 else frames.new_zeros(len(frames), 0)
-        settings = replace(features, kind="log_mel", num_channels=NUM_MELS, num_deltas=0)
-        spectrogram: Tensor = Features(settings)(opened.wave[None])[0][0]
+        spectrogram: Tensor = Features(features.as_spectrogram())(opened.wave[None])[0][0]
         return spectrogram
 
     def sensitivity(self, name: str, t: int, u: int) -> bytes:

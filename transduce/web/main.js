@@ -176,6 +176,7 @@ function tell() {
     `the alignment passes here with probability ${power(lattice.at("product", t, u))}.`,
     `ln Pr(y|x) ${decimal(lattice.logLikelihood, 2)}.`,
   ];
+  if (u > 0) parts.splice(1, 0, whenEmitted(lattice.target[u - 1], lattice.timings[u - 1]));
   if (stage.held) parts.push("Held.");
   $("readout").textContent = parts.join(" ");
   const ids = bars.output.map((_, k) => k).sort((a, b) => bars.output[b] - bars.output[a]);
@@ -194,6 +195,16 @@ function tell() {
   $("number-rows").replaceChildren(...rows);
   const state = stage.canvas.dataset;
   Object.assign(state, { t, u });
+}
+
+// Where a label sits in time: the peak, and between which times it is with 90 %.
+function whenEmitted(symbol, { start, frame, end, confidence }) {
+  const seconds = secondsPerVector();
+  const time = (t) => (seconds ? (t * seconds).toFixed(2) : String(t + 1));
+  const unit = seconds ? " s" : "";
+  const peak = seconds ? `at ${time(frame)}${unit}` : `at frame ${time(frame)}`;
+  const range = `${time(start)} to ${time(end)}${unit}`;
+  return `${symbol} is emitted ${peak} (${range}), confidence ${confidence.toFixed(2)}.`;
 }
 
 function secondsPerVector() {

@@ -23,6 +23,7 @@ import socket
 import sys
 import webbrowser
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Timer
@@ -229,4 +230,5 @@ def serve(explorer: Explorer, host: str, port: int, open_page: bool) -> None:
     if open_page:
         Timer(0.5, webbrowser.open, [address]).start()
     config = uvicorn.Config(create_app(explorer, host), log_level="warning")
-    uvicorn.Server(config).run(sockets=[listening])
+    with suppress(KeyboardInterrupt):  # which is how it is ended
+        uvicorn.Server(config).run(sockets=[listening])
