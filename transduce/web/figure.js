@@ -302,11 +302,12 @@ function drawPath(context, { heat }, { lattice }, theme, place) {
     context.beginPath();
     lattice.path.forEach(([t, u]) => context.lineTo(place.x(t + 0.5), place.y(u + 0.5)));
     context.lineJoin = "round";
+    const width = place.perLabel < 5 ? 1 : 2; // no wider than what lies under it
     context.strokeStyle = "rgba(0, 0, 0, 0.6)";
-    context.lineWidth = 4;
+    context.lineWidth = 2 * width;
     context.stroke();
     context.strokeStyle = PATH;
-    context.lineWidth = 2;
+    context.lineWidth = width;
     context.stroke();
   });
 }
