@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 import pytest
 import torch
 import uvicorn
@@ -476,6 +477,28 @@ def test_narrow_and_wide_windows_hold_the_page(width, scheme, heard, new_page):
     assert (sum(json.loads(dark[3:].replace("(", "[").replace(")", "]"))) < 100) == (
         scheme == "dark"
     )
+
+
+def test_equal_steps_of_a_map_look_equal(text, new_page):
+    table = new_page(text[1]).evaluate("async () => [...(await import('./colours.js')).HEAT]")
+    colours = np.array(table).reshape(-1, 3)[::8] / 255
+    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+    # The matrices of Oklab, in which distances are differences as they are seen.
+    cones = np.cbrt(
+        linear
+        @ [
+            [0.4122214708, 0.2119034982, 0.0883024619],
+            [0.5363325363, 0.6806995451, 0.2817188376],
+            [0.0514459929, 0.1073969566, 0.6299787005],
+        ]
+    )
+    seen = cones @ [
+        [0.2104542553, 1.9779984951, 0.0259040371],
+        [0.7936177850, -2.4285922050, 0.7827717662],
+        [-0.0040720468, 0.4505937099, -0.8086757660],
+    ]
+    steps = np.linalg.norm(np.diff(seen, axis=0), axis=1)
+    assert np.all(np.diff(seen[:, 0]) > 0) and steps.max() < 1.4 * steps.min()
 
 
 def test_the_figure_is_sharp_on_a_fine_screen(text, new_page):

@@ -288,5 +288,5 @@ class Explorer:
         """The sound of an input, to be played."""
         opened, features = self.inputs[name], self.model.signature.features
         if opened.wave is None or features is None:
-            raise Gone("this input has no sound")
+            raise ValueError("this input has no sound")
         return encode_wav(opened.wave, features.sample_rate)

@@ -163,7 +163,7 @@ export class Stage {
     const [x, y] = this.at(event);
     const pointer = this.pointers.get(event.pointerId);
     if (!pointer) {
-      if (!this.held && event.pointerType === "mouse") this.pointAt(x, y);
+      if (!this.held && event.pointerType !== "touch") this.pointAt(x, y);
       return;
     }
     if (Math.hypot(x - pointer.from[0], y - pointer.from[1]) > STILL) pointer.dragged = true;
@@ -189,7 +189,7 @@ export class Stage {
     const pointer = this.pointers.get(event.pointerId);
     this.pointers.delete(event.pointerId);
     if (!pointer || pointer.dragged || !contains(this.boxes.heat, pointer.x, pointer.y)) return;
-    if (event.pointerType === "mouse") this.held = !this.held;
+    if (event.pointerType !== "touch") this.held = !this.held;
     this.pointAt(pointer.x, pointer.y);
     this.redraw();
     this.told.changed();
