@@ -550,7 +550,9 @@ def test_a_dropped_sound_is_recognised_and_played(heard, new_page):
     expect(page.locator("#play")).to_have_text("Play")
     assert address_of(page)["sound"] == ["mine.wav"]
     again = new_page(page.url)
-    expect(again.locator("#message p")).to_contain_text("mine.wav, which it cannot hold")
+    expect(again.locator("#message p")).to_contain_text(
+        "mine.wav, which it cannot hold; choose it again"
+    )
 
 
 def test_a_file_that_is_no_sound_gets_a_message(heard, new_page):

@@ -24,7 +24,7 @@ from transduce.checkpoint import TrainedModel
 from transduce.data.batches import Example
 from transduce.data.pairs import Audio, Origin, Pair, Symbols
 from transduce.decoding import beam_search_steps
-from transduce.features import Features, read_wave
+from transduce.features import Features, FeatureSettings, read_wave
 from transduce.recognition import recognise
 from transduce.web.sounds import MAX_BYTES, MAX_SECONDS, decode_sound, encode_wav
 from transduce.web.wire import pack
@@ -35,6 +35,7 @@ MAX_CELLS = 3_000_000  # of a lattice, T x (U+1)
 MAX_BEAM_WIDTH = 20  # of a search that is stepped through
 MAX_STEPS = 600  # frames of such a search
 MAX_LISTED = 200  # examples in one answer
+MAX_NAMED = 60  # symbols in a message
 BEAM_WIDTH, N_BEST = 20, 8
 
 Kept = TypeVar("Kept")
@@ -133,7 +134,7 @@ class Explorer:
         pair, signature = self.pairs[index], self.model.signature
         if isinstance(pair.source, Audio) and signature.features is not None:
             wave = read_wave(pair.source, signature.features.sample_rate, pair.origin)
-            return self._open_wave(pair, wave)
+            return self._open_wave(pair, wave, signature.features)
         [example] = signature.examples([pair], with_labels=False)
         return self._opened(Input(example, pair.target, notes=self._unseen(pair)))
 
@@ -157,18 +158,17 @@ class Explorer:
         if features is None:
             raise ValueError("the model does not take sound; choose an example, or type a text")
         wave = decode_sound(content, name, features.sample_rate)
-        return self._open_wave(Pair(name, Audio(Path(name)), (), Origin(Path(name))), wave)
+        pair = Pair(name, Audio(Path(name)), (), Origin(Path(name)))
+        return self._open_wave(pair, wave, features)
 
-    def _open_wave(self, pair: Pair, wave: Tensor) -> dict[str, Any]:
+    def _open_wave(self, pair: Pair, wave: Tensor, features: FeatureSettings) -> dict[str, Any]:
         frames = self.model.signature.input_of(wave)
         if not len(frames):
-            raise ValueError(f"{pair.name} is shorter than one window of {self._window()} ms")
+            raise ValueError(
+                f"{pair.name} is shorter than one window of {round(1000 * features.window)} ms"
+            )
         example = Example(pair, frames, torch.empty(0, dtype=torch.int64))
         return self._opened(Input(example, pair.target, wave))
-
-    def _window(self) -> int:
-        features = self.model.signature.features
-        return round(1000 * features.window) if features else 0
 
     def _unseen(self, pair: Pair) -> tuple[str, ...]:
         sources = self.model.signature.sources
@@ -219,9 +219,9 @@ class Explorer:
         opened, targets = self.inputs[name], self.model.signature.targets
         unknown = [symbol for symbol in symbols if symbol not in targets.symbols]
         if unknown:
-            raise ValueError(
-                f"{unknown[0]!r} is not a symbol of the model; it has {' '.join(targets.symbols)}"
-            )
+            some = " ".join(targets.symbols[:MAX_NAMED])
+            rest = " and others" if len(targets) > MAX_NAMED else ""
+            raise ValueError(f"{unknown[0]!r} is not a symbol of the model; it has {some}{rest}")
         T = -(-opened.example.num_frames // self.model.config.pooling)
         if T * (len(symbols) + 1) > MAX_CELLS:
             raise ValueError(

@@ -1,5 +1,6 @@
 // The page: an input is chosen, decoded and looked at; the address holds what is seen.
 
+import { decoded, encoded } from "./address.js";
 import { Problem, describeModel, fetchLattice, listExamples, openSource } from "./api.js";
 import { decimal, power } from "./figure.js";
 import { GRAPHS } from "./bars.js";
@@ -218,24 +219,13 @@ function currentView() {
   return { target: lattice.target, node: [node.t, node.u], seen };
 }
 
-function writeAddress() {
-  const { target, node, seen } = currentView();
-  const query = new URLSearchParams();
-  if (source.kind === "example") query.set("example", source.index);
-  else if (source.kind === "text") query.set("text", source.text);
-  else query.set("sound", source.file.name);
-  query.set("target", target.join(" "));
-  query.set("map", stage.map);
-  query.set("scale", stage.scale);
-  query.set("node", node.join(","));
-  if (seen) query.set("seen", seen.map((x) => Number(x.toFixed(2))).join(","));
-  const text = `#${query}`;
-  written = text;
-  history.replaceState(null, "", text);
-}
-
 let written = ""; // the address as this page wrote it last
 let timer = null;
+
+function writeAddress() {
+  written = encoded(source, currentView(), stage.map, stage.scale);
+  history.replaceState(null, "", written);
+}
 
 function changed() {
   tell();
@@ -243,33 +233,17 @@ function changed() {
   timer = setTimeout(writeAddress, 120);
 }
 
-function numbers(text, count) {
-  const list = (text ?? "").split(",").map(Number);
-  return list.length === count && list.every(Number.isFinite) ? list : null;
-}
-
-// Restores what an address says; what it does not say, or says wrongly, is left as it is.
+// Restores what the address says.
 async function readAddress() {
-  const query = new URLSearchParams(location.hash.slice(1));
   written = location.hash;
-  const map = query.get("map");
-  const scale = query.get("scale");
-  choose("map", ["forward", "backward", "product"].includes(map) ? map : stage.map);
-  choose("scale", ["log", "linear"].includes(scale) ? scale : stage.scale);
+  const said = decoded(location.hash);
+  choose("map", said.map ?? stage.map);
+  choose("scale", said.scale ?? stage.scale);
   stage.choose(chosen("map"), chosen("scale"));
-  const view = {
-    target: query.has("target") ? query.get("target").split(/\s+/).filter(Boolean) : undefined,
-    node: numbers(query.get("node"), 2)?.map(Math.round),
-    seen: numbers(query.get("seen"), 4),
-  };
-  if (query.has("example")) {
-    await open({ kind: "example", index: Number(query.get("example")) || 0 }, view);
-  } else if (query.has("text")) {
-    $("text").value = query.get("text");
-    await open({ kind: "text", text: query.get("text") }, view);
-  } else if (query.has("sound")) {
-    const name = query.get("sound").slice(0, 100);
-    say(`This address is of the sound file ${name}, which it cannot hold; choose the file again.`);
+  if (said.source?.kind === "text") $("text").value = said.source.text;
+  if (said.source) await open(said.source, said.view);
+  else if (said.lost) {
+    say(`This address is of the sound file ${said.lost}, which it cannot hold; choose it again.`);
   }
 }
 
@@ -345,6 +319,7 @@ function describe() {
   $("text-form").hidden = model.kind !== "text";
   $("drop").hidden = model.kind !== "sound";
   $("examples-box").hidden = model.num_examples === 0;
+  $("drop-hint").textContent = `or drop one here, of at most ${model.max_seconds} seconds`;
   $("find-label").textContent = `Pick one of ${model.num_examples.toLocaleString("en")} examples`;
   $("alphabet").textContent = model.symbols.join(" ");
 }

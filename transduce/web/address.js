@@ -1,0 +1,44 @@
+// What a shared address holds: the input, the target, and how they are looked at.
+
+const MAPS = ["forward", "backward", "product"];
+const SCALES = ["log", "linear"];
+
+// `view` has target, node [t, u], and seen [t0, t1, u0, u1] unless all of the lattice is.
+export function encoded(source, view, map, scale) {
+  const query = new URLSearchParams();
+  if (source.kind === "example") query.set("example", source.index);
+  else if (source.kind === "text") query.set("text", source.text);
+  else query.set("sound", source.file.name);
+  query.set("target", view.target.join(" "));
+  query.set("map", map);
+  query.set("scale", scale);
+  query.set("node", view.node.join(","));
+  if (view.seen) query.set("seen", view.seen.map((x) => Number(x.toFixed(2))).join(","));
+  return `#${query}`;
+}
+
+// The same from an address; what it does not say, or says wrongly, is undefined. Of a sound it
+// has only the name, in `lost`.
+export function decoded(hash) {
+  const query = new URLSearchParams(hash.slice(1));
+  const one = (name, allowed) => allowed.find((value) => value === query.get(name));
+  let source;
+  if (query.has("example")) source = { kind: "example", index: Number(query.get("example")) || 0 };
+  else if (query.has("text")) source = { kind: "text", text: query.get("text") };
+  return {
+    source,
+    lost: query.get("sound")?.slice(0, 100),
+    map: one("map", MAPS),
+    scale: one("scale", SCALES),
+    view: {
+      target: query.get("target")?.split(/\s+/).filter(Boolean),
+      node: numbers(query.get("node"), 2)?.map(Math.round),
+      seen: numbers(query.get("seen"), 4),
+    },
+  };
+}
+
+function numbers(text, count) {
+  const list = (text ?? "").split(",").map(Number);
+  return list.length === count && list.every(Number.isFinite) ? list : undefined;
+}
