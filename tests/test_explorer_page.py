@@ -112,7 +112,8 @@ def place(page, explorer, T, U, t, u):
             const { layout } = await import("./figure.js");
             const canvas = document.getElementById("figure");
             canvas.scrollIntoView({ block: "start" });
-            const { heat } = layout(canvas.clientWidth, { U, source: isText ? [] : null });
+            const { heat } = layout(
+                canvas.clientWidth, { U, source: isText ? [] : null }, window.innerHeight);
             const { left, top } = canvas.getBoundingClientRect();
             const y = heat.y + heat.h * (1 - (u + 0.5) / (U + 1));
             return [left + heat.x + (heat.w * (t + 0.5)) / T, top + y];
@@ -229,7 +230,8 @@ def test_the_sensitivities_that_are_drawn_are_the_crosshairs(text, new_page):
             const { layout } = await import("./figure.js");
             const canvas = document.getElementById("figure");
             const scale = canvas.width / canvas.clientWidth;
-            const { inputs } = layout(canvas.clientWidth, { U: 3, source: [] });
+            const { inputs } = layout(
+                canvas.clientWidth, { U: 3, source: [] }, window.innerHeight);
             const context = canvas.getContext("2d");
             return [0, 1, 2, 3, 4, 5].map((t) => {
                 const x = scale * (inputs.x + ((t + 0.25) * inputs.w) / 6);

@@ -7,18 +7,21 @@ import { MAPS } from "./lattice.js";
 
 export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
 const NARROW = 720; // pixels, below which everything stands in one column
+const REST = 535; // pixels of a window that are not the lattice's
 const PATH = "#2fd3ea"; // of the best alignment: a colour that the maps do not have
 const LANES = 3; // of the labels' timings
 
 const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
 
-// Rectangles {x, y, w, h} of every part, and the height of all.
-export function layout(width, lattice) {
+// Rectangles {x, y, w, h} of every part, and the height of all, which is that of a window if the
+// rows of the lattice are then high enough.
+export function layout(width, lattice, windowHeight) {
   const narrow = width < NARROW;
   const axis = narrow ? 34 : 46;
   const left = narrow ? 0 : Math.round(clamp(0.29 * width, 230, 420));
   const [x, w] = [left + axis, width - left - axis - 8];
-  const rows = clamp(14 * (lattice.U + 1), 200, narrow ? 380 : 540);
+  const highest = narrow ? 380 : clamp(windowHeight - REST, 340, 640);
+  const rows = clamp(24 * (lattice.U + 1), 200, highest);
   const text = lattice.source !== null;
   let y = 0;
   const down = (h, gap) => {

@@ -187,7 +187,7 @@ function tell() {
     head.scope = "row";
     row.append(head);
     for (const { name } of GRAPHS) {
-      const cell = element("td", "", bars[name][k].toFixed(4));
+      const cell = element("td", "", power(Math.log(bars[name][k])));
       cell.dataset.value = bars[name][k];
       row.append(cell);
     }
@@ -319,7 +319,7 @@ function describe() {
   $("text-form").hidden = model.kind !== "text";
   $("drop").hidden = model.kind !== "sound";
   $("examples-box").hidden = model.num_examples === 0;
-  $("drop-hint").textContent = `or drop one here, of at most ${model.max_seconds} seconds`;
+  $("drop-hint").textContent = `or drop one here (${model.max_seconds} s at most)`;
   $("find-label").textContent = `Pick one of ${model.num_examples.toLocaleString("en")} examples`;
   $("alphabet").textContent = model.symbols.join(" ");
 }

@@ -16,6 +16,7 @@ export class Stage {
     Object.assign(this, { canvas, model, told, lattice: null, map: "product", scale: "log" });
     Object.assign(this, { cursor: null, held: false, images: {}, pointers: new Map() });
     new ResizeObserver(() => this.redraw()).observe(canvas.parentElement);
+    window.addEventListener("resize", () => this.redraw());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.repaint());
     canvas.addEventListener("pointerdown", (event) => this.pressed(event));
     canvas.addEventListener("pointermove", (event) => this.pointed(event));
@@ -60,7 +61,7 @@ export class Stage {
       this.waiting = null;
       const width = this.canvas.parentElement.clientWidth;
       const sharpness = window.devicePixelRatio || 1;
-      this.boxes = layout(width, this.lattice);
+      this.boxes = layout(width, this.lattice, window.innerHeight);
       const { height } = this.boxes;
       const pixels = [Math.round(width * sharpness), Math.round(height * sharpness)];
       if (this.canvas.width !== pixels[0] || this.canvas.height !== pixels[1]) {
