@@ -262,10 +262,16 @@ class Explorer:
 
     def sensitivity(self, name: str, t: int, u: int) -> bytes:
         """How the probability of a node's next label depends on the inputs and on the previous
-        outputs, packed (see `wire`): the arrays are `inputs` [T', D] and `outputs` [U, K]."""
+        outputs, packed (see `wire`).
+
+        The arrays are `inputs` [T', D] and `outputs` [U, K], each over its largest size, which is
+        in the header: derivatives of what is nearly impossible are too small for float32.
+        """
         with self.lock:
-            found = sensitivity(self.model, self.views[name], t, u)
-        return pack({"t": t, "u": u}, found._asdict())
+            found = sensitivity(self.model, self.views[name], t, u)._asdict()
+        largest = {what: float(d.abs().max()) if d.numel() else 0.0 for what, d in found.items()}
+        relative = {what: d / (largest[what] or 1.0) for what, d in found.items()}
+        return pack({"t": t, "u": u, "largest": largest}, relative)
 
     def search(self, name: str, beam_width: int) -> dict[str, Any]:
         """Algorithm 1 on an input: B before the first frame and after each (see `decoding.steps`).

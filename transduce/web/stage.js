@@ -115,8 +115,8 @@ export class Stage {
     for (let i = 0; i < U; i++) {
       for (let k = 0; k < K; k++) byOutput[k * (U + 1) + i + 1] = outputs.values[i * K + k];
     }
-    this.images.inputs = painted(inputs.values, ...inputs.shape, magnitude(inputs.values), HEAT);
-    this.images.outputs = painted(byOutput, K, U + 1, magnitude(byOutput), HEAT);
+    this.images.inputs = painted(inputs.values, ...inputs.shape, visible, HEAT);
+    this.images.outputs = painted(byOutput, K, U + 1, visible, HEAT);
     this.canvas.dataset.sensitivity = `${t},${u}`;
     this.redraw();
   }
@@ -276,8 +276,5 @@ export class Stage {
   }
 }
 
-// Scales to [0, 1] by the largest size of any; the square root lets the small ones be seen.
-function magnitude(values) {
-  const largest = values.reduce((most, x) => Math.max(most, Math.abs(x)), 0) || 1;
-  return (x) => Math.sqrt(Math.abs(x) / largest);
-}
+// From a sensitivity in [-1, 1] to [0, 1]: the square root lets the small ones be seen.
+const visible = (x) => Math.sqrt(Math.abs(x));
