@@ -50,7 +50,7 @@ from transduce.recipe import (
     recipe_toml,
     settings_from,
 )
-from transduce.regularisation import Averages, spec_augment, weight_noise
+from transduce.regularisation import Averages, forgotten, spec_augment, weight_noise
 
 CONFIG_FILE, LAST_FILE, METRICS_FILE = "config.toml", "last.safetensors", "metrics.jsonl"
 STATE = "the state of a run"
@@ -202,9 +202,10 @@ class _Run:
         self.generator.manual_seed(step_seed(seed, step, "noise"))
         torch.manual_seed(step_seed(seed, step, f"masks {fabric.global_rank}"))
         batch = spec_augment(batch, config.spec_augment)
+        told = forgotten(batch.labels, config.label_dropout)
         self.network.train()
         with weight_noise(self.weights, config.weight_noise, self.generator):
-            losses = sequence_losses(self.network, self.recipe.network, batch)
+            losses = sequence_losses(self.network, self.recipe.network, batch, told)
             nats = float(
                 cast(Tensor, fabric.all_reduce(share * losses.detach().sum(), reduce_op="sum"))
             )
