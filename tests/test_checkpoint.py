@@ -3,6 +3,7 @@
 import os
 import pickle
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from transduce.checkpoint import (
     Standing,
     TrainedModel,
     build_network,
+    load_ensemble,
     load_model,
     save_model,
 )
@@ -154,6 +156,40 @@ def test_a_file_of_another_version_is_not_read(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="has version 2 where 1 is wanted"):
         load_model(tmp_path)
+
+
+OTHER = {
+    "target symbols": replace(TEXT, targets=Alphabet(["ü", "AH"])),
+    "source symbols": replace(TEXT, sources=Alphabet("ac")),
+    "notations": replace(TEXT, source_notation=Notation("characters", None)),
+    "features": replace(SOUND, features=replace(SPECTROGRAM, shift=0.02)),
+    "statistics of frames": replace(
+        SOUND, statistics=Statistics(torch.arange(40.0), torch.full((40,), 3.0))
+    ),
+}
+
+
+@pytest.mark.parametrize("differs", OTHER)
+def test_models_of_other_inputs_or_outputs_make_no_ensemble(tmp_path, differs):
+    other = OTHER[differs]
+    save_model(model_of(signature=SOUND if other.features else TEXT), tmp_path / "a.safetensors")
+    save_model(model_of(signature=other), tmp_path / "b.safetensors")
+    with pytest.raises(CheckpointError, match=rf"b.safetensors has other {differs} than .*a.safe"):
+        load_ensemble([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
+
+
+def test_an_ensemble_of_files_is_that_of_their_networks(tmp_path):
+    models = [model_of(hidden_size=size) for size in (4, 6)]
+    for i, model in enumerate(models):
+        save_model(model, tmp_path / f"{i}.safetensors")
+    found = load_ensemble([tmp_path / f"{i}.safetensors" for i in range(2)])
+    frames = torch.tensor([[1, 2, 1]])
+    f = [model.network.eval().transcription_network(frames)[0] for model in models]
+    mean, _ = found.network.transcription_network(frames)
+    torch.testing.assert_close(mean, (f[0] + f[1]) / 2)
+    with pytest.raises(CheckpointError, match="prediction_layers"):
+        save_model(model_of(prediction_layers=2), tmp_path / "deep.safetensors")
+        load_ensemble([tmp_path / "0.safetensors", tmp_path / "deep.safetensors"])
 
 
 def test_writing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):

@@ -155,6 +155,55 @@ def test_the_papers_figures_are_drawn(folder):
     assert "<svg" in (folder / "why/not.svg").read_text()
 
 
+@pytest.fixture(scope="module")
+def another(folder):
+    """A run of another seed and size, and one trained on other data."""
+    recipe = RECIPE.replace("NETWORK", "transducer").replace("max_epochs = 40", "max_epochs = 2")
+    (folder / "small.toml").write_text(recipe)
+    sizes = ("--train.seed", 1, "--network.hidden_size", 9, "--network.prediction_size", 5)
+    assert transduce("train", "small.toml", *sizes, folder=folder).returncode == 0
+    (folder / "swapped.tsv").write_text("ab\tBB AA\nba\tAA BB\n")
+    swapped = ("--data.training", "swapped.tsv", "--run", "runs/swapped")
+    assert transduce("train", "small.toml", *swapped, folder=folder).returncode == 0
+    return folder
+
+
+def test_several_runs_are_one_ensemble(another):
+    runs = ("runs/transducer", "runs/small/model.safetensors")
+    alone, together, first_again = (
+        json.loads(transduce("evaluate", *r, "--json", folder=another).stdout)
+        for r in (runs[:1], runs, (runs[0], runs[0]))
+    )
+    assert together["bits_per_label"] != pytest.approx(alone["bits_per_label"], rel=1e-3)
+    assert first_again["bits_per_label"] == pytest.approx(alone["bits_per_label"], rel=1e-5)
+    (another / "words.txt").write_text("ab\n")
+    done = transduce("transcribe", *runs, "words.txt", "--beam-width", 3, folder=another)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1, done.stderr
+    done = transduce("evaluate", *runs, "pairs.tsv", folder=another)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctc_runs_make_an_ensemble_too(folder):
+    done = transduce("transcribe", "runs/ctc", "runs/ctc", folder=folder, text="ab\n")
+    assert done.stdout == transduce("transcribe", "runs/ctc", folder=folder, text="ab\n").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("transcribe", "runs/transducer", "runs/ctc"), "runs/ctc is of the kind ctc"),
+        (("transcribe", "runs/transducer", "runs"), "runs is a folder without model.safetensors"),
+        (("evaluate", "runs/transducer", "runs/swapped"), "another [data]"),
+        (("evaluate", "runs/transducer", "runs/small", "a.tsv", "b.tsv"), "two files of pairs"),
+        (("transcribe", "runs/transducer", "nothing.safetensors"), "no file nothing.safetensors"),
+    ],
+)
+def test_runs_that_make_no_ensemble_are_refused(another, arguments, said):
+    done = transduce(*arguments, folder=another)
+    assert done.returncode == 1 and said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
 REFUSALS = {
     "a misspelt setting": (
         ("train", "transducer.toml", "--train.learning_rat", "1"),

@@ -18,6 +18,7 @@ ORDER = [
     *("simd.options", "simd.threads", "simd.functions", "simd.products"),
     *("backends", "nvrtc"),
     *("lstm.reference", "lstm.cpu", "lstm.triton_kernels", "lstm.layer", "networks"),
+    "ensemble",
     *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
     *("lattice.cpu.parts", "lattice.cpu.joint", "lattice.cpu", "lattice.triton_kernels"),
     "lattice.loss",

@@ -11,6 +11,7 @@ from transduce.decoding import (
     greedy_search,
     label_timings,
 )
+from transduce.ensemble import ensemble
 from transduce.lattice.loss import (
     backward_variables,
     best_alignment,
@@ -43,6 +44,7 @@ __all__ = [
     "best_alignment",
     "ctc_best_path",
     "ctc_prefix_search",
+    "ensemble",
     "forward_variables",
     "greedy_search",
     "label_timings",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 from transduce.alphabet import Alphabet
 from transduce.corpus import Signature
 from transduce.data.pairs import Notation
+from transduce.ensemble import ensemble
 from transduce.features import FeatureSettings, Statistics
 from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
 from transduce.recipe import NetworkConfig, settings_from
@@ -100,6 +101,29 @@ def load_model(path: Path) -> TrainedModel:
         raise CheckpointError(f"{path} is damaged ({reason}); train the model again") from None
     network.eval()
     return TrainedModel(network, config, signature, standing)
+
+
+def load_ensemble(paths: Sequence[Path]) -> TrainedModel:
+    """The model of a run; of several runs, the ensemble of their models."""
+    models = [load_model(path) for path in paths]
+    if len(models) == 1:
+        return models[0]
+    first, config = models[0], models[0].config
+    for path, model in zip(paths, models, strict=True):
+        if model.config.network != config.network:
+            raise CheckpointError(
+                f"{path} is of the kind {model.config.network} where {paths[0]} is of the kind "
+                f"{config.network}; give runs of one kind"
+            )
+        if differs := first.signature.difference(model.signature):
+            raise CheckpointError(
+                f"{path} has other {differs} than {paths[0]}; give runs trained on the same data"
+            )
+    try:
+        network = ensemble([model.network for model in models])
+    except ValueError as error:
+        raise CheckpointError(f"{', '.join(map(str, paths))}: {error}") from None
+    return TrainedModel(network, config, first.signature)
 
 
 def _signature(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Signature:

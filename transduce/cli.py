@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,14 @@ from rich.progress import Progress as Bar
 import transduce
 from transduce import demo as demonstration
 from transduce.analysis import LatticeView, Node, transducer_of, view_lattice
-from transduce.checkpoint import CheckpointError, TrainedModel, load_model, write_by_rename
+from transduce.checkpoint import (
+    MODEL_FILE,
+    CheckpointError,
+    TrainedModel,
+    load_ensemble,
+    load_model,
+    write_by_rename,
+)
 from transduce.corpus import read_splits
 from transduce.data.batches import Example
 from transduce.data.manifest import read_manifest, read_tsv
@@ -74,23 +82,22 @@ def train(
 @app.command
 def evaluate(
     run: Path,
-    data: Path | None = None,
     /,
-    *,
+    *data: Path,
     target: str = "text",
     beam_width: int = 1,
     device: Device = "auto",
     skip_bad: bool = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
-    """Print a network's log-loss and error rate.
+    """Print the log-loss and error rate of a network, or of an ensemble.
 
     Example: transduce evaluate runs/letters-transducer --beam-width 10
 
     Parameters
     ----------
     run
-        The folder of a run, or its model.safetensors.
+        The folder of a run, or its model.safetensors. More of them after it make an ensemble.
     data
         A manifest (.jsonl) or lines of source TAB target (.tsv); the run's own test set if it is
         not given.
@@ -106,7 +113,11 @@ def evaluate(
         Print JSON instead of a table.
     """
     with sentences():
-        row = _evaluated(run, data, target, beam_width, device, skip_bad)
+        runs, files = _runs_and_files(run, data)
+        if len(files) > 1:
+            raise ValueError(f"{files[0]} and {files[1]} are two files of pairs; give one")
+        pairs = files[0] if files else None
+        row = _evaluated(runs, pairs, target, beam_width, device, skip_bad)
         if as_json:
             print(json.dumps(row.as_dict(), ensure_ascii=False))
         else:
@@ -125,14 +136,14 @@ def transcribe(
     output: Path | None = None,
     device: Device = "auto",
 ) -> None:
-    """Print what a network makes of sound, frames or lines of text.
+    """Print what a network, or an ensemble, makes of sound, frames or lines of text.
 
     Example: echo transducer | transduce transcribe runs/letters-transducer --n-best 3
 
     Parameters
     ----------
     run
-        The folder of a run, or its model.safetensors.
+        The folder of a run, or its model.safetensors. More of them after it make an ensemble.
     files
         Sound files, .npy files of frames, manifests (.jsonl), or text files; without any, lines of
         text are read from standard input.
@@ -150,10 +161,11 @@ def transcribe(
         Where to compute.
     """
     with sentences():
-        model = _on(device, load_model(run))
+        runs, inputs = _runs_and_files(run, files)
+        model = _on(device, load_ensemble(runs))
         if model.config.network == "prediction":
             raise ValueError(f"{run} is a prediction network, which has no input to transcribe")
-        examples = read_inputs(model, files)
+        examples = read_inputs(model, inputs)
         width = max(beam_width, n_best)
         timed = form == "textgrid" or (form == "json" and model.config.network == "transducer")
         with working(f"{len(examples)} inputs", len(examples)) as done:
@@ -292,7 +304,7 @@ def table(
         folders, settings = _runs_and_settings(runs)
         for run in folders:
             folder = _trained(run, _overrides(settings))
-            rows.append(_evaluated(folder, None, "text", beam_width, device, skip_bad))
+            rows.append(_evaluated([folder], None, "text", beam_width, device, skip_bad))
         _show(rows)
 
 
@@ -367,14 +379,30 @@ def _overrides(tokens: Sequence[str]) -> dict[str, str]:
     return overrides
 
 
+def _runs_and_files(run: Path, paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The runs, of which `run` is the first, and what is not a run: folders and models are."""
+    runs, files = [run], list[Path]()
+    for path in paths:
+        if path.is_dir() and not (path / MODEL_FILE).is_file():
+            raise ValueError(f"{path} is a folder without {MODEL_FILE}; give runs and files")
+        (runs if path.is_dir() or path.suffix == ".safetensors" else files).append(path)
+    return runs, files
+
+
 def _evaluated(
-    run: Path, data: Path | None, target: str, beam_width: int, device: Device, skip_bad: bool
+    runs: Sequence[Path],
+    data: Path | None,
+    target: str,
+    beam_width: int,
+    device: Device,
+    skip_bad: bool,
 ) -> Evaluation:
-    """A run's row of the table; what was left out is said on standard error."""
-    model = _on(device, load_model(run))
+    """A run's row of the table, or an ensemble's; what was left out is said on standard error."""
+    model = _on(device, load_ensemble(runs))
     skipped: list[DataError] | None = [] if skip_bad else None
-    pairs = _test_pairs(run, model, data, target, skipped)
-    with working(f"{run.name}: {len(pairs)} sequences", len(pairs)) as done:
+    pairs = _test_pairs(runs, model, data, target, skipped)
+    names = ", ".join(run.name for run in runs)
+    with working(f"{names}: {len(pairs)} sequences", len(pairs)) as done:
         row = evaluation_of(model, pairs, beam_width=beam_width, skipped=skipped, done=done)
     if skipped:
         print(skipped_report(skipped, len(pairs)), file=sys.stderr)
@@ -389,7 +417,7 @@ def _on(device: Device, model: TrainedModel) -> TrainedModel:
 
 
 def _test_pairs(
-    run: Path,
+    runs: Sequence[Path],
     model: TrainedModel,
     data: Path | None,
     target: str,
@@ -398,16 +426,25 @@ def _test_pairs(
     """The pairs of a file, or else of the test set that the run's recipe names."""
     signature = model.signature
     if data is None:
-        folder = run if run.is_dir() else run.parent
-        pairs: Sequence[Pair] = read_splits(read_recipe(folder / CONFIG_FILE).data, skipped).test
+        folders = [run if run.is_dir() else run.parent for run in runs]
+        first, *others = (read_recipe(folder / CONFIG_FILE).data for folder in folders)
+        for folder, other in zip(folders[1:], others, strict=True):
+            # What one has not seen may be what another was trained on.
+            if replace(other, cache=first.cache) != first:
+                raise ValueError(
+                    f"{folder} has another [data] than {folders[0]}; give a file to evaluate on"
+                )
+        pairs: Sequence[Pair] = read_splits(first, skipped).test
         if not pairs:
             raise ValueError(
-                f"the recipe of {folder} names no test set; give a file to evaluate on"
+                f"the recipe of {folders[0]} names no test set; give a file to evaluate on"
             )
     elif data.suffix == ".jsonl":
         pairs = read_manifest(data, signature.target_notation, target, skipped)
     elif signature.source_notation is None:
-        raise ValueError(f"{data} must be a manifest (.jsonl), because {run} takes sound or frames")
+        raise ValueError(
+            f"{data} must be a manifest (.jsonl), because {runs[0]} takes sound or frames"
+        )
     else:
         notations = signature.source_notation, signature.target_notation
         pairs = read_tsv(data, *notations, skipped)

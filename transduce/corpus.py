@@ -124,6 +124,22 @@ class Signature:
         """Labels, written as the targets were."""
         return self.separator.join(self.targets.decode(labels))
 
+    def difference(self, other: Signature) -> str | None:
+        """What does not stand for the same in both, the first of it, in a word or three."""
+        ours, theirs = self._parts(), other._parts()
+        return next((name for name in ours if ours[name] != theirs[name]), None)
+
+    def _parts(self) -> dict[str, object]:
+        statistics = self.statistics
+        return {
+            "target symbols": self.targets.symbols,
+            "source symbols": self.sources and self.sources.symbols,
+            "notations": (self.target_notation, self.source_notation),
+            "features": self.features,
+            "statistics of frames": statistics
+            and (statistics.mean.tolist(), statistics.deviation.tolist()),
+        }
+
     def _feature_settings(self) -> FeatureSettings:
         if self.features is None:
             raise DataError("the model reads frames that were computed elsewhere, not sound")
