@@ -1,5 +1,10 @@
 """Sequence transduction with recurrent neural networks (Graves, 2012)."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from transduce.alphabet import NULL, Alphabet
 from transduce.ctc import ctc_best_path, ctc_prefix_search
 from transduce.decoding import (
@@ -11,7 +16,7 @@ from transduce.decoding import (
     greedy_search,
     label_timings,
 )
-from transduce.ensemble import ensemble
+from transduce.ensembles import ensemble
 from transduce.lattice.loss import (
     backward_variables,
     best_alignment,
@@ -26,7 +31,22 @@ from transduce.lattice.loss import (
 from transduce.lstm.layer import PeepholeLSTM
 from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
 
+if TYPE_CHECKING:
+    from transduce.pretrained import Model
+
 __version__ = "0.1.0"
+
+
+def load(*models: str | Path) -> Model:
+    """The model of a name, of a run's folder or of a .safetensors file; several are an ensemble.
+
+    transduce.load("english-pronouncer")("transducer")
+    """
+    # Reading models takes more than PyTorch and NumPy, which are all that importing needs.
+    from transduce import pretrained
+
+    return pretrained.load(*models)
+
 
 __all__ = [
     "NULL",
@@ -49,6 +69,7 @@ __all__ = [
     "greedy_search",
     "label_timings",
     "lattice_transitions",
+    "load",
     "log_likelihood",
     "log_occupancy",
     "remove_nulls",

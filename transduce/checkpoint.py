@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch import Tensor
 from transduce.alphabet import Alphabet
 from transduce.corpus import Signature
 from transduce.data.pairs import Notation
-from transduce.ensemble import ensemble
+from transduce.ensembles import Ensemble, MeanTranscription, ensemble
 from transduce.features import FeatureSettings, Statistics
 from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
 from transduce.recipe import NetworkConfig, settings_from
@@ -66,10 +67,18 @@ def build_network(config: NetworkConfig, input_size: int, num_labels: int) -> Ne
     return Transducer(input_size, num_labels, *transcription, *regularised, *prediction)
 
 
-def save_model(model: TrainedModel, path: Path) -> None:
-    """Writes the model into a run's folder, or under a file's name, whole or not at all."""
+def save_model(model: TrainedModel, path: Path, dtype: torch.dtype | None = None) -> None:
+    """Writes the model into a run's folder, or under a file's name, whole or not at all.
+
+    The weights are written in `dtype`, such as torch.float16, which takes half the room; a network
+    that is loaded has float32 again.
+    """
+    if isinstance(model.network, Ensemble | MeanTranscription):
+        raise ValueError("an ensemble has no file of its own; save its members")
     signature = model.signature
     tensors = network_tensors(model.network)
+    if dtype is not None:
+        tensors = {name: _in_type(name, weights, dtype) for name, weights in tensors.items()}
     if signature.statistics is not None:
         tensors["statistics.mean"] = signature.statistics.mean
         tensors["statistics.deviation"] = signature.statistics.deviation
@@ -146,6 +155,13 @@ def _signature(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sign
 
 def network_tensors(network: Network) -> dict[str, Tensor]:
     return {f"network.{name}": weights for name, weights in network.state_dict().items()}
+
+
+def _in_type(name: str, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    converted = weights.to(dtype)
+    if not converted.isfinite().all():
+        raise ValueError(f"{name} has a weight that is too large for {dtype}; save it in float32")
+    return converted
 
 
 def load_network_tensors(network: Network, tensors: Mapping[str, Tensor]) -> None:

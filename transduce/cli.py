@@ -38,7 +38,7 @@ from transduce.evaluation import Evaluation, results_table
 from transduce.inputs import read_input, read_inputs, read_spectrogram
 from transduce.recipe import RecipeError, read_recipe
 from transduce.recognition import evaluate as evaluation_of
-from transduce.recognition import recognise, validation_error
+from transduce.recognition import recognise, transcript, validation_error
 from transduce.training import CONFIG_FILE, TrainingError, fit
 from transduce.transcripts import Transcript, json_lines
 
@@ -174,7 +174,7 @@ def transcribe(
                 with_timings=timestamps or timed, done=done,
             )  # fmt: skip
         transcripts = [
-            _transcript(model, example, best) for example, best in zip(examples, found, strict=True)
+            transcript(model, example, best) for example, best in zip(examples, found, strict=True)
         ]
         _write(transcripts, form, timestamps, output)
 
@@ -511,35 +511,24 @@ def _node(view: LatticeView, at: str | None) -> Node:
     return t, u
 
 
-def _transcript(model: TrainedModel, example: Example, best: tuple[Any, ...]) -> Transcript:
-    signature = model.signature
-    shift = None
-    seconds = None
-    if signature.features is not None and isinstance(example.pair.source, Audio):
-        shift = signature.features.shift * model.config.pooling
-        seconds = example.num_frames * signature.features.shift
-    name, targets = example.pair.name, signature.targets
-    return Transcript(name, best, targets, signature.separator, shift, seconds)
-
-
 def _write(
     transcripts: Sequence[Transcript], form: str, timestamps: bool, output: Path | None
 ) -> None:
     """Print them, or write each into a file of its own, whole or not at all."""
 
-    def text(transcript: Transcript) -> str:
+    def text(one: Transcript) -> str:
         if form == "json":
-            return json_lines([transcript])
-        return transcript.as_textgrid() if form == "textgrid" else transcript.as_text(timestamps)
+            return json_lines([one])
+        return one.as_textgrid() if form == "textgrid" else one.as_text(timestamps)
 
     if output is None:
-        for transcript in transcripts:
-            print(text(transcript))
+        for one in transcripts:
+            print(text(one))
         return
     suffix = {"txt": ".txt", "json": ".json", "textgrid": ".TextGrid"}[form]
-    for transcript in transcripts:
-        path = output / (transcript.name.replace(os.sep, "-") + suffix)
-        write_by_rename(path, (text(transcript) + "\n").encode())
+    for one in transcripts:
+        path = output / (one.name.replace(os.sep, "-") + suffix)
+        write_by_rename(path, (text(one) + "\n").encode())
 
 
 def _show(rows: Sequence[Evaluation]) -> None:

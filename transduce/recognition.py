@@ -13,8 +13,9 @@ from transduce.alphabet import Alphabet
 from transduce.checkpoint import TrainedModel
 from transduce.ctc import ctc_best_path, ctc_prefix_search
 from transduce.data.batches import Batch, Batches, Example
-from transduce.data.pairs import DataError, Pair
+from transduce.data.pairs import DataError, Frames, Pair
 from transduce.decoding import Hypothesis, beam_search, greedy_search
+from transduce.decoding.search import Backend
 from transduce.evaluation import (
     Evaluation,
     bits_per_label,
@@ -24,6 +25,7 @@ from transduce.evaluation import (
 )
 from transduce.losses import ctc_can_align, sequence_losses
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
+from transduce.transcripts import Transcript
 
 CELLS = 1_000_000  # of padded lattice that are taken at once
 Done = Callable[[int], None]  # is told how many examples more are done
@@ -37,12 +39,14 @@ def recognise(
     beam_width: int = 1,
     n_best: int = 1,
     with_timings: bool = False,
+    backend: Backend = "auto",
     done: Done | None = None,
 ) -> list[tuple[Hypothesis, ...]]:
     """The hypotheses of each example, best first.
 
-    A transducer's width of 1 is the greedy search, any other Algorithm 1. CTC takes its best path,
-    or with any other width the prefix search, which has one hypothesis and no timings.
+    A transducer's width of 1 is the greedy search, any other Algorithm 1, by the `backend`. CTC
+    takes its best path, or with any other width the prefix search, which has one hypothesis and no
+    timings.
     """
     network = model.network
     if isinstance(network, PredictionNetwork):
@@ -58,7 +62,7 @@ def recognise(
         else:
             searched = beam_search(
                 network, batch.frames, batch.num_frames,
-                beam_width=beam_width, n_best=n_best, with_timings=with_timings,
+                beam_width=beam_width, n_best=n_best, with_timings=with_timings, backend=backend,
             )  # fmt: skip
             hypotheses = [tuple(best) for best in searched]
         for i, best in zip(indices, hypotheses, strict=True):
@@ -78,6 +82,21 @@ def _ctc(
         (Hypothesis(one.labels, one.log_prob, one.log_prob / max(1, len(one.labels)), ()),)
         for one in search(transcription, num_vectors)
     ]
+
+
+def transcript(
+    model: TrainedModel, example: Example, hypotheses: Sequence[Hypothesis]
+) -> Transcript:
+    """What was recognised in an example, in symbols, and in seconds if it is sound."""
+    signature = model.signature
+    shift = seconds = None
+    if signature.features is not None and not isinstance(example.pair.source, Frames):
+        shift = signature.features.shift * model.config.pooling
+        seconds = example.num_frames * signature.features.shift
+    return Transcript(
+        *(example.pair.name, tuple(hypotheses), signature.targets, signature.separator),
+        *(shift, seconds),
+    )
 
 
 def validation_error(model: TrainedModel, examples: Sequence[Example]) -> float:

@@ -24,6 +24,18 @@ class Transcript:
     seconds_per_vector: float | None = None  # of the transcription; None if the input is no sound
     seconds: float | None = None  # the input's duration, likewise
 
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Those of the best hypothesis."""
+        return tuple(self.alphabet.decode(self.hypotheses[0].labels))
+
+    def __str__(self) -> str:
+        return self.as_text()
+
+    def __repr__(self) -> str:
+        others = f", and {len(self.hypotheses) - 1} more" if len(self.hypotheses) > 1 else ""
+        return f"Transcript({self.name!r}: {self.output(self.hypotheses[0])}{others})"
+
     def output(self, hypothesis: Hypothesis) -> str:
         """The symbols, as they are written."""
         return self.separator.join(self.alphabet.decode(hypothesis.labels))

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from transduce import Transducer, beam_search, ensemble, greedy_search, transducer_loss
 from transduce.ctc import ctc_best_path
-from transduce.ensemble import mean_prediction
+from transduce.ensembles import mean_prediction
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
 
 K = 4

@@ -1,0 +1,217 @@
+"""Models to call: by name or path, on words and on sound, saved and loaded again."""
+
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+import transduce
+from transduce import pretrained, transducer_loss
+from transduce.alphabet import Alphabet
+from transduce.checkpoint import CheckpointError, TrainedModel, build_network, save_model
+from transduce.corpus import Signature
+from transduce.data.pairs import DataError, Notation
+from transduce.features import FeatureSettings, Statistics
+from transduce.pretrained import Model, load
+from transduce.recipe import NetworkConfig
+
+LETTERS = Signature(
+    Alphabet(["AA", "BB", "S"]),
+    Notation("spaces", None),
+    Alphabet("abs'"),
+    Notation("characters", None),
+)
+SOUND = Signature(
+    Alphabet(["aa", "b"]),
+    Notation("spaces", None),
+    features=FeatureSettings(),
+    statistics=Statistics(torch.full((26,), 0.5), torch.full((26,), 20.0)),
+)
+
+
+def model_of(signature, seed=0, num_steps=0):
+    """A small transducer; with `num_steps` one that has learnt to write letters as capitals."""
+    torch.manual_seed(seed)
+    config = NetworkConfig(hidden_size=12, num_layers=2, prediction_size=12)
+    network = build_network(config, signature.input_size, len(signature.targets))
+    optimiser = torch.optim.Adam(network.parameters(), 0.03)
+    for _ in range(num_steps):
+        letters, lengths = torch.randint(1, 4, (16, 6)), torch.randint(1, 7, (16,))
+        f, g, num_vectors = network(letters, lengths, letters)
+        optimiser.zero_grad()
+        transducer_loss(f, g, letters, num_vectors, lengths).mean().backward()
+        optimiser.step()
+    return Model(TrainedModel(network.eval(), config, signature))
+
+
+@pytest.fixture(scope="module")
+def pronouncer():
+    return model_of(LETTERS, num_steps=300)
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch, pronouncer):
+    """A folder of models in place of the package's own."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    monkeypatch.setattr(pretrained, "FOLDER", folder)
+    for name, model in (("tiny-pronouncer", pronouncer), ("tiny-recogniser", model_of(SOUND))):
+        save_model(model.trained, folder / f"{name}.safetensors", torch.float16)
+    return folder
+
+
+@pytest.mark.parametrize("dtype, size", [(torch.float32, 4), (torch.float16, 2)])
+def test_a_model_comes_back_from_its_folder(tmp_path, pronouncer, dtype, size):
+    model = pronouncer
+    path = model.save_pretrained(tmp_path / "new" / "folder", dtype=dtype)
+    found = load(path.parent)
+    expected = {
+        name: weights.to(dtype).float()
+        for name, weights in model.trained.network.state_dict().items()
+    }
+    weights = found.trained.network.state_dict()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert all(w.dtype == torch.float32 for w in weights.values())
+    assert str(load(path)("abba")) == str(found("abba")) == "AA BB BB AA"
+    count = sum(w.numel() for w in expected.values())
+    assert size * count < path.stat().st_size < size * count + 5000
+    assert [one.name for one in path.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_statistics_keep_their_precision_in_a_half_precision_file(tmp_path):
+    signature = replace(SOUND, statistics=Statistics(torch.full((26,), 1 / 3), torch.ones(26)))
+    model_of(signature).save_pretrained(tmp_path, dtype=torch.float16)
+    statistics = load(tmp_path).trained.signature.statistics
+    assert torch.equal(statistics.mean, torch.full((26,), 1 / 3))
+
+
+def test_weights_too_large_for_a_type_are_not_written(tmp_path):
+    model = model_of(LETTERS)
+    with torch.no_grad():
+        model.trained.network.prediction_network.output.bias[0] = 1e6
+    with pytest.raises(ValueError, match=r"prediction_network.output.bias.*too large for"):
+        model.save_pretrained(tmp_path / "a", dtype=torch.float16)
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_a_model_that_ships_is_loaded_by_its_name(shipped):
+    model = transduce.load("tiny-pronouncer")
+    found = model("abba's")
+    assert str(found) == " ".join(found.symbols) != ""
+    assert set(found.symbols) <= {"AA", "BB", "S"}
+    assert repr(found) == f'Transcript("abba\'s": {found})'
+    assert repr(model).startswith("Model(transducer: 4 symbols to 3 symbols, ")
+
+
+def test_an_unknown_name_is_told_the_names_there_are(shipped):
+    with pytest.raises(CheckpointError) as error:
+        load("tiny-pronounser")
+    assert "'tiny-pronounser'" in str(error.value) and "\n" not in str(error.value)
+    assert "tiny-pronouncer, tiny-recogniser" in str(error.value)
+
+
+def test_a_name_is_not_a_way_out_of_the_folder(shipped, tmp_path, monkeypatch):
+    model_of(LETTERS).save_pretrained(tmp_path)  # tmp_path/model.safetensors
+    monkeypatch.chdir(shipped)
+    with pytest.raises(CheckpointError, match="models that ship"):
+        load("../../nowhere/model")
+
+
+def test_nothing_but_safetensors_is_read(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load(tmp_path)
+
+
+def test_several_models_are_an_ensemble_which_has_no_file(tmp_path):
+    paths = [
+        model_of(LETTERS, seed=seed).save_pretrained(tmp_path / str(seed)) for seed in range(2)
+    ]
+    both = load(*paths)
+    mean = sum(load(path).trained.network.prediction_network.output.bias for path in paths) / 2
+    assert torch.equal(both.trained.network.prediction_network.output.bias, mean)
+    with pytest.raises(ValueError, match="save its members"):
+        both.save_pretrained(tmp_path / "both")
+
+
+def test_a_list_of_words_gives_a_list_in_its_order(pronouncer):
+    model = pronouncer
+    words = ["abba", "a", "sabsab", "bs", "a"]
+    assert [str(one) for one in model(words)] == [str(model(word)) for word in words]
+    assert str(model(words)[3]) == "BB S"
+    assert [one.name for one in model(words)] == words
+    assert model([]) == []
+
+
+def test_letters_are_met_half_way(pronouncer):
+    model = pronouncer
+    assert str(model("ABBA\N{RIGHT SINGLE QUOTATION MARK}S")) == str(model("abba's"))
+    assert str(model(("a", "b"))) == str(model("ab"))
+    with pytest.raises(DataError, match="'ß' is no symbol that the model knows; it knows ' a b s"):
+        model("baß")
+    with pytest.raises(DataError, match="nothing to read"):
+        model("  ")
+
+
+def test_the_best_are_sorted_and_print_with_their_probabilities(pronouncer):
+    found = pronouncer("abs", n_best=3, beam_width=10)
+    assert len(found.hypotheses) == 3
+    scores = [h.score for h in found.hypotheses]
+    assert scores == sorted(scores, reverse=True)
+    assert len(str(found).splitlines()) == 3 and "and 2 more" in repr(found)
+
+
+def test_small_inputs_need_no_compiled_kernels_and_give_the_same(monkeypatch, pronouncer):
+    model = pronouncer
+    words = ["abba", "s", "ba"]
+    plain = [model(words), model(words, n_best=2, beam_width=5)]
+    monkeypatch.setattr(pretrained, "SMALL", 0)
+    compiled = [model(words), model(words, n_best=2, beam_width=5)]
+    for ours, theirs in zip(chain(*plain), chain(*compiled), strict=True):
+        assert [h.labels for h in ours.hypotheses] == [h.labels for h in theirs.hypotheses]
+        assert ours.hypotheses[0].log_prob == pytest.approx(theirs.hypotheses[0].log_prob, abs=1e-4)
+    assert model.trained.network.prediction_network.lstm.backend == "auto"
+
+
+def test_a_file_its_samples_and_its_frames_sound_alike(tmp_path):
+    model = model_of(SOUND)
+    samples = np.random.default_rng(0).normal(0, 0.1, 8000).astype(np.float32)
+    soundfile.write(tmp_path / "a.wav", samples, 16000, subtype="FLOAT")
+    found = model(
+        [str(tmp_path / "a.wav"), tmp_path / "a.wav", samples, torch.from_numpy(samples)],
+        with_timings=True,
+    )
+    assert len({one.hypotheses for one in found}) == 1
+    assert all(one.seconds == pytest.approx(0.48) for one in found)
+    assert len(found[0].hypotheses[0].timings) == len(found[0].symbols)
+    with pytest.raises(DataError, match="no file"):
+        model(tmp_path / "nothing.wav")
+
+
+def test_loading_needs_no_compiler():
+    """A word is pronounced without Numba, whose kernels take up to minutes to compile."""
+    code = """
+import sys, tempfile, warnings
+sys.path.insert(0, "tests")
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("numba", "llvmlite"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Blocker())
+from test_pretrained import LETTERS, model_of
+import transduce
+with tempfile.TemporaryDirectory() as folder:
+    model_of(LETTERS).save_pretrained(folder)
+    model = transduce.load(folder)
+    assert len(model("abba", n_best=3, beam_width=5).hypotheses) == 3
+    with warnings.catch_warnings(action="ignore"):  # of what was never trained
+        model("abba")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)

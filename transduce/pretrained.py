@@ -1,0 +1,208 @@
+"""Models that ship with the package, and any other trained model, as functions of their input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast, overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from transduce.checkpoint import (
+    MODEL_FILE,
+    CheckpointError,
+    TrainedModel,
+    load_ensemble,
+    save_model,
+)
+from transduce.data.batches import Example
+from transduce.data.pairs import Audio, Frames, Origin, Pair, Symbols
+from transduce.lstm.layer import PeepholeLSTM
+from transduce.recognition import recognise, transcript
+from transduce.transcripts import Transcript
+
+FOLDER = Path(__file__).parent / "models"  # NAME.safetensors and its card, NAME.md
+# Inputs of fewer vectors in all, times the beam's width, go through PyTorch's own operations: they
+# are done before the compiled kernels would be loaded, let alone compiled.
+SMALL = 1000
+Source = str | Path | Symbols | Tensor | np.ndarray
+
+
+def load(*models: str | Path) -> Model:
+    """The model of a name, of a run's folder or of a .safetensors file; several are an ensemble.
+
+    load("english-pronouncer")("transducer")
+    """
+    if not models:
+        raise ValueError("there is nothing to load; give a name, a run's folder or a file")
+    return Model(load_ensemble([model_path(model) for model in models]))
+
+
+def model_names() -> list[str]:
+    """The models that ship."""
+    return sorted(path.stem for path in FOLDER.glob("*.safetensors"))
+
+
+def model_path(model: str | Path) -> Path:
+    """What there is under that path, or else the file of the model that ships under that name."""
+    if Path(model).exists():
+        return Path(model)
+    names = model_names()
+    if model in names:
+        return FOLDER / f"{model}.safetensors"
+    there_are = f"the models that ship are {', '.join(names)}" if names else "no models ship"
+    raise CheckpointError(f"there is no file, folder or model {str(model)!r}; {there_are}")
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A trained model to call, on one input or on a list of them.
+
+    A model that reads text takes a word or line; letters it does not know are lower-cased if it
+    knows them so, and a DataError names one that it does not. A model that hears takes the path of
+    a sound file, samples [N] in [-1, 1] at its own rate, or frames [T, D].
+
+    What comes back prints as the output does: `str(model("word"))`. It has the `symbols` of the
+    best hypothesis, and `hypotheses` with their probabilities and, where asked for, timings.
+    """
+
+    trained: TrainedModel
+
+    @overload
+    def __call__(
+        self, source: Source, *, beam_width: int = ..., n_best: int = ..., with_timings: bool = ...
+    ) -> Transcript: ...
+
+    @overload
+    def __call__(
+        self,
+        source: list[Source],
+        *,
+        beam_width: int = ...,
+        n_best: int = ...,
+        with_timings: bool = ...,
+    ) -> list[Transcript]: ...
+
+    def __call__(
+        self,
+        source: Source | list[Source],
+        *,
+        beam_width: int = 1,
+        n_best: int = 1,
+        with_timings: bool = False,
+    ) -> Transcript | list[Transcript]:
+        """The transcript of the input; of a list of inputs, a list of transcripts.
+
+        A width of 1 is the greedy search unless there is more to find than one output.
+        """
+        sources = source if isinstance(source, list) else [source]
+        examples = [self.example(one) for one in sources]
+        found = self.transcripts(
+            examples, beam_width=beam_width, n_best=n_best, with_timings=with_timings
+        )
+        return found if isinstance(source, list) else found[0]
+
+    def example(self, source: Source, origin: Origin | None = None) -> Example:
+        """The input as the network takes it; `origin` is what an error says first."""
+        signature = self.trained.signature
+        name, inside = "samples", cast(Symbols | Audio | Frames, ())
+        if signature.sources is not None and isinstance(source, str | tuple):
+            name = source if isinstance(source, str) else " ".join(source)
+            inside = self._known(source, origin or Origin(Path(name)))
+        elif isinstance(source, str | Path):
+            path = Path(source)
+            name, inside = path.stem, Frames(path) if path.suffix == ".npy" else Audio(path)
+        elif isinstance(source, np.ndarray):
+            source = torch.from_numpy(source).float()
+        pair = Pair(name, inside, (), origin or Origin(Path(name)))
+        frames = signature.input_of(source if isinstance(source, Tensor) else inside)
+        return Example(pair, frames, torch.empty(0, dtype=torch.int64))
+
+    def _known(self, source: str | Symbols, origin: Origin) -> Symbols:
+        """The symbols of a text, each one that the model knows."""
+        signature = self.trained.signature
+        notation, alphabet = signature.source_notation, signature.sources
+        if isinstance(source, str) and notation is not None:
+            source = notation.symbols(source)
+        known = set(alphabet.symbols if alphabet else ())
+        symbols = []
+        for symbol in source:
+            near = (symbol, symbol.lower(), symbol.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'"))
+            match = next((one for one in near if one in known), None)
+            if match is None:
+                raise origin.error(
+                    f"{symbol!r} is no symbol that the model knows; it knows "
+                    f"{' '.join(sorted(known))}"
+                )
+            symbols.append(match)
+        if not symbols:
+            raise origin.error("there is nothing to read; give a word")
+        return tuple(symbols)
+
+    def transcripts(
+        self,
+        examples: Sequence[Example],
+        *,
+        beam_width: int = 1,
+        n_best: int = 1,
+        with_timings: bool = False,
+    ) -> list[Transcript]:
+        """What the model makes of its inputs, in their order."""
+        width = max(beam_width, n_best)
+        small = width * sum(example.num_frames for example in examples) < SMALL
+        on_cpu = next(self.trained.network.parameters()).device.type == "cpu"
+        plain = small and on_cpu and not with_timings
+        with _uncompiled(self.trained.network) if plain else nullcontext():
+            found = recognise(
+                self.trained, examples, beam_width=width, n_best=n_best,
+                with_timings=with_timings, backend="reference" if plain else "auto",
+            )  # fmt: skip
+        return [
+            transcript(self.trained, example, best)
+            for example, best in zip(examples, found, strict=True)
+        ]
+
+    def to(self, device: torch.device | str) -> Model:
+        """This model, moved."""
+        self.trained.network.to(device)
+        return self
+
+    def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Path:
+        """Write the model into a folder, which `load` reads, and return the file's path.
+
+        The file has the weights, in `dtype`, and all that is needed to use them: the alphabets, how
+        text becomes symbols, what the frames are and their statistics.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_model(self.trained, folder, dtype)
+        return folder / MODEL_FILE
+
+    def __repr__(self) -> str:
+        config, signature = self.trained.config, self.trained.signature
+        count = sum(weights.numel() for weights in self.trained.network.parameters())
+        reads = "sound" if signature.features else "frames"
+        if signature.sources is not None:
+            reads = f"{len(signature.sources)} symbols"
+        return (
+            f"Model({config.network}: {reads} to {len(signature.targets)} symbols, "
+            f"{count:,} weights)"
+        )
+
+
+@contextmanager
+def _uncompiled(network: nn.Module) -> Iterator[None]:
+    """The network's LSTMs by PyTorch's own operations, and then as before."""
+    lstms = [module for module in network.modules() if isinstance(module, PeepholeLSTM)]
+    before = [lstm.backend for lstm in lstms]
+    for lstm in lstms:
+        lstm.backend = "reference"
+    try:
+        yield
+    finally:
+        for lstm, backend in zip(lstms, before, strict=True):
+            lstm.backend = backend
