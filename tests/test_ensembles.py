@@ -109,6 +109,14 @@ def test_ctc_networks_are_averaged_frame_by_frame():
     assert len(ctc_best_path(f, lengths)) == 2
 
 
+def test_an_utterances_mean_is_to_the_last_bit_what_it_is_alone():
+    together = ensemble(members())
+    frames, num_frames = torch.randn(3, 5, 6).double(), torch.tensor([5, 2, 3])
+    network = together.transcription_network
+    for b, found in enumerate(network.each_alone(frames, num_frames)):
+        assert torch.equal(found, network(frames[b : b + 1, : num_frames[b]])[0][0])
+
+
 def test_prediction_networks_without_null_are_averaged_too():
     networks = [PredictionNetwork(K, size, with_null=False) for size in (3, 6)]
     labels = torch.randint(1, K + 1, (2, 3))

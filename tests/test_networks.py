@@ -69,6 +69,17 @@ SHAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("options", SHAPES, ids=str)
+def test_each_alone_is_to_the_last_bit_what_it_is_alone(options, backend):
+    network = TranscriptionNetwork(7, 40, 37, **options, backend=backend)
+    num_frames = torch.tensor([9, 1, 6, 30, 9, 2, 17])
+    frames = torch.randn(7, 30, 7)
+    for b, found in enumerate(network.each_alone(frames, num_frames)):
+        alone, _ = network(frames[b : b + 1, : num_frames[b]])
+        assert torch.equal(found, alone[0])
+
+
 @pytest.mark.parametrize("options", SHAPES, ids=str)
 @pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
 def test_an_utterance_among_others_is_as_it_is_alone(options, ids):

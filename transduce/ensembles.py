@@ -60,8 +60,16 @@ class MeanTranscription(TranscriptionNetwork):
 
     def forward(self, frames: Tensor, num_frames: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """f [B, T, K+1] and each utterance's own number of vectors, [B]."""
-        outputs = [member(frames, num_frames) for member in self.members]
+        outputs = [member(frames, num_frames) for member in self._networks()]
         return torch.stack([f for f, _ in outputs]).mean(0), outputs[0][1]
+
+    def each_alone(self, frames: Tensor, num_frames: Tensor) -> list[Tensor]:
+        """f [T, K+1] of each utterance, to the last bit what it is with no other beside it."""
+        outputs = [member.each_alone(frames, num_frames) for member in self._networks()]
+        return [torch.stack(fs).mean(0) for fs in zip(*outputs, strict=True)]
+
+    def _networks(self) -> Iterable[TranscriptionNetwork]:
+        return cast(Iterable[TranscriptionNetwork], self.members)
 
 
 @torch.no_grad()

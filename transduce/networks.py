@@ -100,6 +100,27 @@ class TranscriptionNetwork(nn.Module):
 
     def forward(self, frames: Tensor, num_frames: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """f [B, T, K+1] and each utterance's own number of vectors, [B]."""
+        hidden, num_vectors = self.hidden(frames, num_frames)
+        return self.output(hidden), num_vectors  # Eq. 11
+
+    def each_alone(self, frames: Tensor, num_frames: Tensor) -> list[Tensor]:
+        """f [T, K+1] of each utterance, to the last bit what it is with no other beside it.
+
+        The compiled LSTM computes a sequence the same whatever else is in the batch. PyTorch's
+        products do not, so the output layer, and other backends, take one utterance at a time.
+        """
+        if frames.device.type != "cpu" or self.lstm.backend == "reference":
+            lengths = num_frames.tolist()
+            return [self(frames[b : b + 1, :length])[0][0] for b, length in enumerate(lengths)]
+        hidden, num_vectors = self.hidden(frames, num_frames)
+        # Copied, because a product may depend on where its operands lie in memory.
+        return [
+            self.output(hidden[b : b + 1, :length].clone())[0]
+            for b, length in enumerate(num_vectors.tolist())
+        ]
+
+    def hidden(self, frames: Tensor, num_frames: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The last hidden layer's outputs, and each utterance's own number of them."""
         if num_frames is None:
             num_frames = torch.full((len(frames),), frames.shape[1], device=frames.device)
         elif num_frames.shape != frames.shape[:1]:
@@ -113,8 +134,7 @@ class TranscriptionNetwork(nn.Module):
         if self.upper_lstm is not None:
             hidden = nn.functional.dropout(hidden, self.dropout, self.training)
             hidden, _ = self.upper_lstm(hidden, num_frames)
-        hidden = nn.functional.dropout(hidden, self.dropout, self.training)
-        return self.output(hidden), num_frames  # Eq. 11
+        return nn.functional.dropout(hidden, self.dropout, self.training), num_frames
 
 
 class Transducer(nn.Module):

@@ -28,6 +28,7 @@ from transduce.networks import PredictionNetwork, TranscriptionNetwork
 from transduce.transcripts import Transcript
 
 CELLS = 1_000_000  # of padded lattice that are taken at once
+FRAMES = {"cpu": 2048, "cuda": 200_000}  # that are searched at once: caches like few, GPUs many
 Done = Callable[[int], None]  # is told how many examples more are done
 NAMES = {"transducer": "transducer", "ctc": "CTC", "prediction": "prediction"}
 
@@ -54,7 +55,8 @@ def recognise(
     if isinstance(network, TranscriptionNetwork) and (n_best > 1 or with_timings):
         raise ValueError("CTC's searches have one output and no timings; ask for just the output")
     found: list[tuple[Hypothesis, ...]] = [()] * len(examples)
-    for indices, batch in _batches(model, examples):
+    unlabelled = [replace(example, labels=torch.empty(0)) for example in examples]
+    for indices, batch in _batches(model, unlabelled, FRAMES[_device(model).type]):
         if isinstance(network, TranscriptionNetwork):
             hypotheses = _ctc(network, batch, beam_width)
         elif beam_width == 1 and n_best == 1 and not with_timings:
@@ -173,13 +175,18 @@ def _misclassification_rate(model: TrainedModel, examples: Sequence[Example]) ->
     return wrong / sum(e.num_labels for e in examples)
 
 
-def _batches(model: TrainedModel, examples: Sequence[Example]) -> Iterator[tuple[list[int], Batch]]:
+def _batches(
+    model: TrainedModel, examples: Sequence[Example], max_cells: int = CELLS
+) -> Iterator[tuple[list[int], Batch]]:
     """Batches on the model's device, and which examples each has."""
-    batches = Batches(examples, max(CELLS, _largest(examples)), 0)
-    device = next(model.network.parameters()).device
+    batches = Batches(examples, max(max_cells, _largest(examples)), 0)
     for indices in batches.in_order():
         [batch] = batches.load([indices])
-        yield indices, batch.to(device)
+        yield indices, batch.to(_device(model))
+
+
+def _device(model: TrainedModel) -> torch.device:
+    return next(model.network.parameters()).device
 
 
 def _largest(examples: Sequence[Example]) -> int:

@@ -1,9 +1,9 @@
 """The doors to the search: `beam_search`, which is Algorithm 1, and `greedy_search`.
 
 Each checks its arguments, runs the transcription network, chooses a backend by looking, and calls
-it. For the beam search an utterance goes through the transcription network alone, so that its
-vectors, and all that follows from them, are the same whatever else is decoded with it; the greedy
-search takes all at once, which is faster.
+it. For the beam search an utterance's vectors are those that it has alone, so that they, and all
+that follows from them, are the same whatever else is decoded with it; the greedy search takes all
+at once, which is faster.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from transduce.lattice.loss import lattice_transitions
 from transduce.networks import PredictionNetwork, Transducer
 
 Backend = Literal["auto", "reference", "cpu", "tensors"]
+FRAMES = 2048  # that go through the transcription network at once: what they need fits the caches
 
 
 @torch.no_grad()
@@ -104,15 +105,18 @@ def greedy_search(
         return [Hypothesis((), 0.0, 0.0, ()) for _ in lengths]
     with evaluating(model):
         f, num_vectors = model.transcription_network(frames, num_frames)
-        for b, one in enumerate(f):
-            check_numbers(b, one[: lengths[b]])
-        B = len(f)
+        B, T = f.shape[:2]
+        inside = torch.arange(T, device=f.device) < num_vectors[:, None]
+        bad = (f.isnan() | f.isposinf()).any(2) & inside
+        if bad.any():
+            b = int(bad.nonzero()[0, 0])
+            check_numbers(b, f[b])
         prediction, state = model.prediction_network.step(num_vectors.new_full((B,), NULL))
         labels: list[list[int]] = [[] for _ in range(B)]
         times: list[list[int]] = [[] for _ in range(B)]
         log_prob = torch.zeros(B, dtype=torch.float64, device=f.device)
         num_bounded, largest = torch.zeros_like(num_vectors), prediction.amax()
-        for t in range(f.shape[1]):
+        for t in range(T):
             here = t < num_vectors  # the utterances whose alignment is at this frame
             for emitted in range(max_labels_per_frame + 1):
                 scores = (f[:, t] + prediction).log_softmax(-1)
@@ -164,14 +168,19 @@ def evaluating(*models: object) -> Iterator[None]:
 
 def transcribe(model: Transducer, frames: Tensor, num_frames: Tensor) -> list[Tensor]:
     """f [T, K+1] of each utterance; those without frames have none."""
+    lengths = check_frames(frames, num_frames)
     weight = model.prediction_network.output.weight
-    transcriptions = []
-    for b, length in enumerate(check_frames(frames, num_frames)):
-        f = weight.new_empty(0, len(weight))
-        if length > 0:
-            f = model.transcription_network(frames[b : b + 1, :length])[0][0]
-            check_numbers(b, f)
-        transcriptions.append(f)
+    transcriptions = [weight.new_empty(0, len(weight))] * len(lengths)
+    by_length = sorted((b for b, T in enumerate(lengths) if T > 0), key=lengths.__getitem__)
+    while by_length:
+        T = lengths[by_length[-1]]
+        rows = by_length[-max(1, FRAMES // T) :]
+        del by_length[-len(rows) :]
+        found = model.transcription_network.each_alone(frames[rows, :T], num_frames[rows])
+        for b, f in zip(rows, found, strict=True):
+            transcriptions[b] = f
+    for b, f in enumerate(transcriptions):
+        check_numbers(b, f)
     return transcriptions
 
 
