@@ -204,7 +204,51 @@ def test_runs_that_make_no_ensemble_are_refused(another, arguments, said):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+PRONOUNCER = ("--model", "runs/transducer")
+
+
+def test_words_are_pronounced_a_line_each(folder):
+    done = transduce("phonemize", "ab", "BA", *PRONOUNCER, folder=folder)
+    assert (done.returncode, done.stdout) == (0, "AA BB\nBB AA\n"), done.stderr
+    words = "\n".join(WORDS * 100)
+    many = transduce("phonemize", *PRONOUNCER, folder=folder, text=words)
+    assert many.stdout == transduce("transcribe", PRONOUNCER[1], folder=folder, text=words).stdout
+
+
+def test_pronunciations_come_with_their_word_and_probability(folder):
+    options = ("--n-best", 2, "--beam-width", 5, *PRONOUNCER)
+    done = transduce("phonemize", *options, folder=folder, text="ab\nb\n")
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [row[0] for row in rows] == ["ab", "ab", "b", "b"]
+    assert rows[0][2] == "AA BB" and 0 < float(rows[1][1]) < float(rows[0][1]) <= 1
+
+
+def test_a_line_that_cannot_be_pronounced_is_left_blank_and_named(folder):
+    done = transduce("phonemize", *PRONOUNCER, folder=folder, text="ab\n\na\u00df\nba\n")
+    assert (done.returncode, done.stdout) == (1, "AA BB\n\n\nBB AA\n")
+    (sentence,) = done.stderr.splitlines()
+    assert "standard input, line 3: a\u00df: '\u00df' is no symbol" in sentence
+    done = transduce("phonemize", "x", *PRONOUNCER, folder=folder)
+    assert (done.returncode, done.stdout) == (1, "\n") and "x: 'x' is no" in done.stderr
+
+
+def test_pronunciations_come_before_the_words_end(folder):
+    """What has been given is answered while the rest is still to come."""
+    command = [sys.executable, "-c", "from transduce.cli import main; main()"]
+    process = subprocess.Popen(
+        [*command, "phonemize", *PRONOUNCER], cwd=folder, env={"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    process.stdin.write("ab\n" * 64)
+    process.stdin.flush()
+    assert process.stdout.readline() == "AA BB\n"
+    process.stdout.close()  # somebody has seen enough
+    _, errors = process.communicate("ba\n" * 500)
+    assert errors == "" and process.returncode == 0
+
+
 REFUSALS = {
+    "a model that there is not": (("phonemize", "ab", "--model", "nobody"), "'nobody'"),
     "a misspelt setting": (
         ("train", "transducer.toml", "--train.learning_rat", "1"),
         "learning_rate",

@@ -156,7 +156,7 @@ def test_letters_are_met_half_way(pronouncer):
     assert str(model(("a", "b"))) == str(model("ab"))
     with pytest.raises(DataError, match="'ß' is no symbol that the model knows; it knows ' a b s"):
         model("baß")
-    with pytest.raises(DataError, match="nothing to read"):
+    with pytest.raises(DataError, match="has nothing to read"):
         model("  ")
 
 

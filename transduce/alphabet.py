@@ -32,6 +32,10 @@ class Alphabet:
             ids.append(self._ids[symbol])
         return ids
 
+    def encode_known(self, symbols: Iterable[str]) -> list[int]:
+        """The ids of the symbols, null for those that the alphabet lacks."""
+        return [self._ids.get(symbol, NULL) for symbol in symbols]
+
     def decode(self, ids: Sequence[int]) -> list[str]:
         """The symbols of the ids, nulls removed."""
         for position, k in enumerate(ids):

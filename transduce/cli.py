@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,9 +34,10 @@ from transduce.checkpoint import (
 from transduce.corpus import read_splits
 from transduce.data.batches import Example
 from transduce.data.manifest import read_manifest, read_tsv
-from transduce.data.pairs import Audio, DataError, Pair, skipped_report
+from transduce.data.pairs import DataError, Pair, skipped_report
 from transduce.evaluation import Evaluation, results_table
 from transduce.inputs import read_input, read_inputs, read_spectrogram
+from transduce.pretrained import AT_ONCE, load
 from transduce.recipe import RecipeError, read_recipe
 from transduce.recognition import evaluate as evaluation_of
 from transduce.recognition import recognise, transcript, validation_error
@@ -275,8 +277,49 @@ def explore(
 
     with sentences():
         model = load_model(run)
-        pairs = _own_pairs(run) if data is None else _test_pairs(run, model, data, target, None)
+        pairs = _own_pairs(run) if data is None else _test_pairs([run], model, data, target, None)
         serve(Explorer(model, pairs, str(run)), host, port, open_page)
+
+
+@app.command
+def phonemize(
+    *words: str, model: str = "english-pronouncer", beam_width: int = 1, n_best: int = 1
+) -> None:
+    """Print how words are pronounced.
+
+    Example: echo transducer | transduce phonemize --n-best 3
+
+    A line is printed for each word, blank for one that has a letter which the model does not know;
+    that is said on standard error, and the exit code is then 1.
+
+    Parameters
+    ----------
+    words
+        What to pronounce; without any, words are read from standard input, one a line.
+    model
+        The name of a model that ships, or a run that reads text.
+    beam_width
+        1 is the greedy search, unless there is more to find than one output.
+    n_best
+        How many pronunciations of each, a line each: word, probability, phonemes.
+    """
+    with sentences():
+        pronouncer = load(model)
+        if pronouncer.trained.signature.sources is None:
+            raise ValueError(f"{model} does not read text; give a model that does")
+        at_once = 1 if not words and sys.stdin.isatty() else AT_ONCE
+        found = pronouncer.each(
+            words or sys.stdin, beam_width=beam_width, n_best=n_best, at_once=at_once
+        )
+        wrong = False
+        for number, one in enumerate(found, 1):
+            if isinstance(one, DataError):
+                where = "" if words else f"standard input, line {number}: "
+                print(f"transduce: {where}{one}", file=sys.stderr)
+                wrong = True
+            print(_pronunciations(one, n_best), flush=True)
+    if wrong:
+        raise SystemExit(1)
 
 
 @app.command
@@ -497,6 +540,17 @@ def _view(model: TrainedModel, source: str, target: str | None) -> tuple[Example
         if not labels:
             raise ValueError(f"the network outputs nothing for {source}; give a --target")
     return example, view_lattice(model, example.frames, labels)
+
+
+def _pronunciations(found: Transcript | DataError | None, n_best: int) -> str:
+    if not isinstance(found, Transcript):
+        return ""
+    if n_best == 1:
+        return str(found)
+    return "\n".join(
+        f"{found.name}\t{math.exp(one.log_prob):.4f}\t{found.output(one)}"
+        for one in found.hypotheses
+    )
 
 
 def _node(view: LatticeView, at: str | None) -> Node:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transduce.alphabet import NULL, Alphabet
+from transduce.alphabet import Alphabet
 from transduce.data.batches import Example, frame_examples, target_examples, text_examples
 from transduce.data.dictionaries import (
     LETTERS,
@@ -73,10 +73,7 @@ class Signature:
                 source = self.source_notation.symbols(source)
             if not isinstance(source, tuple):
                 raise DataError(f"the model reads text, not {type(source).__name__}; give it text")
-            known = set(self.sources.symbols)
-            return torch.tensor(
-                [self.sources.encode([s])[0] if s in known else NULL for s in source]
-            )
+            return torch.tensor(self.sources.encode_known(source))
         if self.statistics is None:
             raise DataError("a prediction network takes no source; give it labels")
         if isinstance(source, str | Path):

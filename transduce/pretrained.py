@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import cast, overload
 
@@ -20,7 +21,7 @@ from transduce.checkpoint import (
     save_model,
 )
 from transduce.data.batches import Example
-from transduce.data.pairs import Audio, Frames, Origin, Pair, Symbols
+from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair, Symbols
 from transduce.lstm.layer import PeepholeLSTM
 from transduce.recognition import recognise, transcript
 from transduce.transcripts import Transcript
@@ -29,6 +30,7 @@ FOLDER = Path(__file__).parent / "models"  # NAME.safetensors and its card, NAME
 # Inputs of fewer vectors in all, times the beam's width, go through PyTorch's own operations: they
 # are done before the compiled kernels would be loaded, let alone compiled.
 SMALL = 1000
+AT_ONCE = 2048  # lines of a stream
 Source = str | Path | Symbols | Tensor | np.ndarray
 
 
@@ -106,42 +108,54 @@ class Model:
         )
         return found if isinstance(source, list) else found[0]
 
-    def example(self, source: Source, origin: Origin | None = None) -> Example:
-        """The input as the network takes it; `origin` is what an error says first."""
+    def example(self, source: Source) -> Example:
+        """The input as the network takes it."""
         signature = self.trained.signature
         name, inside = "samples", cast(Symbols | Audio | Frames, ())
         if signature.sources is not None and isinstance(source, str | tuple):
             name = source if isinstance(source, str) else " ".join(source)
-            inside = self._known(source, origin or Origin(Path(name)))
+            inside = self._known(source, name)
         elif isinstance(source, str | Path):
             path = Path(source)
             name, inside = path.stem, Frames(path) if path.suffix == ".npy" else Audio(path)
         elif isinstance(source, np.ndarray):
             source = torch.from_numpy(source).float()
-        pair = Pair(name, inside, (), origin or Origin(Path(name)))
+        pair = Pair(name, inside, (), Origin(Path(name)))
         frames = signature.input_of(source if isinstance(source, Tensor) else inside)
         return Example(pair, frames, torch.empty(0, dtype=torch.int64))
 
-    def _known(self, source: str | Symbols, origin: Origin) -> Symbols:
+    def _known(self, source: str | Symbols, name: str) -> Symbols:
         """The symbols of a text, each one that the model knows."""
         signature = self.trained.signature
-        notation, alphabet = signature.source_notation, signature.sources
-        if isinstance(source, str) and notation is not None:
-            source = notation.symbols(source)
-        known = set(alphabet.symbols if alphabet else ())
-        symbols = []
-        for symbol in source:
-            near = (symbol, symbol.lower(), symbol.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'"))
-            match = next((one for one in near if one in known), None)
-            if match is None:
-                raise origin.error(
-                    f"{symbol!r} is no symbol that the model knows; it knows "
-                    f"{' '.join(sorted(known))}"
-                )
-            symbols.append(match)
+        if isinstance(source, str) and signature.source_notation is not None:
+            source = signature.source_notation.symbols(source)
+        known = set(signature.sources.symbols if signature.sources else ())
+        symbols = tuple(s if s in known else _as_known(s, known, name) for s in source)
         if not symbols:
-            raise origin.error("there is nothing to read; give a word")
-        return tuple(symbols)
+            raise DataError(f"{name!r} has nothing to read; give a word")
+        return symbols
+
+    def each(
+        self, lines: Iterable[str], *, beam_width: int = 1, n_best: int = 1, at_once: int = AT_ONCE
+    ) -> Iterator[Transcript | DataError | None]:
+        """Of each line of text, in their order, the transcript, while lines still come.
+
+        A blank line gives None, and one that has a symbol which the model does not know the error
+        that says so. They are taken `at_once`, but fewer at first, so that the first are soon done.
+        """
+        rest, size = iter(lines), min(64, at_once)
+        while chunk := list(islice(rest, size)):
+            size = min(2 * size, at_once)
+            read = [self._example_or_error(line.strip()) for line in chunk]
+            examples = [one for one in read if isinstance(one, Example)]
+            found = iter(self.transcripts(examples, beam_width=beam_width, n_best=n_best))
+            yield from (next(found) if isinstance(one, Example) else one for one in read)
+
+    def _example_or_error(self, text: str) -> Example | DataError | None:
+        try:
+            return self.example(text) if text else None
+        except DataError as error:
+            return error
 
     def transcripts(
         self,
@@ -206,3 +220,13 @@ def _uncompiled(network: nn.Module) -> Iterator[None]:
     finally:
         for lstm, backend in zip(lstms, before, strict=True):
             lstm.backend = backend
+
+
+def _as_known(symbol: str, known: set[str], name: str) -> str:
+    """The lower case of a symbol that is not known so, or an apostrophe for a typographic one."""
+    for near in (symbol.lower(), "'" if symbol == "\N{RIGHT SINGLE QUOTATION MARK}" else symbol):
+        if near in known:
+            return near
+    raise DataError(
+        f"{name}: {symbol!r} is no symbol that the model knows; it knows {' '.join(sorted(known))}"
+    )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from transduce.alphabet import NULL, Alphabet
+from transduce.alphabet import Alphabet
 from transduce.data.pairs import DataError, Pair, encode, skipping, source_symbols
 
 
@@ -80,7 +80,7 @@ def text_examples(
         with skipping(skipped):
             symbols = source_symbols(pair)
             if unseen_as_null:
-                ids = [sources.encode([s])[0] if s in sources.symbols else NULL for s in symbols]
+                ids = sources.encode_known(symbols)
             else:
                 ids = encode(pair, symbols, sources)
             if not ids:
