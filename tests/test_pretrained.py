@@ -1,5 +1,6 @@
 """Models to call: by name or path, on words and on sound, saved and loaded again."""
 
+import json
 import pickle
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from test_cli import transduce as command
 
 import transduce
 from transduce import pretrained, transducer_loss
@@ -193,6 +195,74 @@ def test_a_file_its_samples_and_its_frames_sound_alike(tmp_path):
     assert len(found[0].hypotheses[0].timings) == len(found[0].symbols)
     with pytest.raises(DataError, match="no file"):
         model(tmp_path / "nothing.wav")
+
+
+def test_another_sample_rate_and_a_second_channel_are_converted(tmp_path):
+    model = model_of(SOUND)
+    times = np.arange(44_100) / 44_100
+    wave = 0.3 * np.sin(2 * np.pi * 440 * times) * np.sin(2 * np.pi * 3 * times)
+    soundfile.write(tmp_path / "stereo.wav", np.stack([2 * wave, 0 * wave], 1), 44_100, "FLOAT")
+    times = np.arange(16_000) / 16_000
+    wave = 0.3 * np.sin(2 * np.pi * 440 * times) * np.sin(2 * np.pi * 3 * times)
+    soundfile.write(tmp_path / "plain.wav", wave, 16_000, "FLOAT")
+    stereo, plain = (model.example(tmp_path / name) for name in ("stereo.wav", "plain.wav"))
+    assert stereo.num_frames == plain.num_frames == 98
+    # The energy, which all of the sound goes into, is the first coefficient.
+    torch.testing.assert_close(stereo.frames[5:-5, 0], plain.frames[5:-5, 0], atol=1e-3, rtol=0)
+    soundfile.write(tmp_path / "odd.wav", wave, 44_101)
+    with pytest.raises(DataError, match=r"odd.wav: 44101 and 16000 .* convert it with `sox"):
+        model(tmp_path / "odd.wav")
+
+
+@pytest.fixture
+def sounds(tmp_path, shipped):
+    """Two sounds, and models that ship, one of which hears."""
+    for name in "ab":
+        wave = np.random.default_rng(ord(name)).normal(0, 0.1, 8000)
+        soundfile.write(tmp_path / f"{name}.wav", wave, 16_000)
+    return tmp_path
+
+
+RECOGNISER = ("--model", "tiny-recogniser")
+
+
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")  # of what was never trained
+def test_phones_are_printed_with_their_times(sounds):
+    done = command("recognize", "a.wav", "--beam-width", 2, *RECOGNISER, folder=sounds)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert rows and {row[0] for row in rows} <= {"aa", "b"}
+    for _, start, peak, end, confidence in rows:
+        assert 0 <= float(start) <= float(end) <= 0.5 and 0 <= float(confidence) <= 1
+        assert 0 <= float(peak) <= 0.5
+    both = command("recognize", "a.wav", "b.wav", "--beam-width", 2, *RECOGNISER, folder=sounds)
+    assert both.stdout.startswith("a\n" + done.stdout + "b\n")
+
+
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")
+def test_phones_become_json_and_textgrids(sounds):
+    options = ("a.wav", "b.wav", "--beam-width", 2, *RECOGNISER)
+    done = command("recognize", *options, "--format", "json", folder=sounds)
+    assert [json.loads(line)["input"] for line in done.stdout.splitlines()] == ["a", "b"]
+    done = command("recognize", *options, "--format", "textgrid", "--output", "out", folder=sounds)
+    assert done.returncode == 0 and done.stdout == ""
+    assert {path.name for path in (sounds / "out").iterdir()} == {"a.TextGrid", "b.TextGrid"}
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("recognize", *RECOGNISER), "give sound files"),
+        (("recognize", "nothing.wav", *RECOGNISER), "no file nothing.wav"),
+        (("recognize", "a.wav", "--model", "tiny-pronouncer"), "does not hear sound"),
+        (("phonemize", "ab", *RECOGNISER), "does not read text"),
+        (("phonemize", "ab"), "'english-pronouncer'; the models that ship are tiny-pronouncer"),
+    ],
+)
+def test_the_commands_say_what_they_cannot_use(sounds, arguments, said):
+    done = command(*arguments, folder=sounds)
+    assert done.returncode == 1 and said in done.stderr and done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_loading_needs_no_compiler():

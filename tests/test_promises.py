@@ -14,7 +14,7 @@ PACKAGE = ROOT / "transduce"
 ORDER = [
     "alphabet",
     *("data.pairs", "data.manifest", "data.timit", "data.dictionaries", "data.batches", "data"),
-    "features",
+    *("resampling", "features"),
     *("simd.options", "simd.threads", "simd.functions", "simd.products"),
     *("backends", "nvrtc"),
     *("lstm.reference", "lstm.cpu", "lstm.triton_kernels", "lstm.layer", "networks"),

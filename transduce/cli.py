@@ -323,6 +323,48 @@ def phonemize(
 
 
 @app.command
+def recognize(
+    *sounds: Path,
+    model: str = "english-phone-recogniser",
+    beam_width: int = 10,
+    form: Annotated[Literal["txt", "json", "textgrid"], Parameter(name="--format")] = "txt",
+    output: Path | None = None,
+) -> None:
+    """Print the phones of speech, and when each was spoken.
+
+    Example: transduce recognize speech.wav --format textgrid --output .
+
+    A line for each phone: start, peak and end in seconds, and how sure it is. Of several files,
+    each is named before its phones.
+
+    Parameters
+    ----------
+    sounds
+        Sound files, of any usual sample rate.
+    model
+        The name of a model that ships, or a run that hears sound.
+    beam_width
+        How many outputs the search keeps.
+    form
+        Text, a line of JSON for each file, or TextGrids, which Praat opens.
+    output
+        A folder to write a file into for each sound, instead of printing.
+    """
+    with sentences():
+        if not sounds:
+            raise ValueError("there is nothing to recognize; give sound files")
+        recogniser = load(model)
+        if recogniser.trained.signature.features is None:
+            raise ValueError(f"{model} does not hear sound; give a model that does")
+        with working(f"{len(sounds)} files", len(sounds)) as done:
+            found = []
+            for sound in sounds:
+                found.append(recogniser(sound, beam_width=beam_width, with_timings=True))
+                done(1)
+        _write(found, form, True, output, named=len(sounds) > 1)
+
+
+@app.command
 def table(
     *runs: Settings, beam_width: int = 1, device: Device = "auto", skip_bad: bool = False
 ) -> None:
@@ -566,7 +608,11 @@ def _node(view: LatticeView, at: str | None) -> Node:
 
 
 def _write(
-    transcripts: Sequence[Transcript], form: str, timestamps: bool, output: Path | None
+    transcripts: Sequence[Transcript],
+    form: str,
+    timestamps: bool,
+    output: Path | None,
+    named: bool = False,  # a line with its name before each text that is printed
 ) -> None:
     """Print them, or write each into a file of its own, whole or not at all."""
 
@@ -577,7 +623,7 @@ def _write(
 
     if output is None:
         for one in transcripts:
-            print(text(one))
+            print(f"{one.name}\n{text(one)}" if named and form == "txt" else text(one))
         return
     suffix = {"txt": ".txt", "json": ".json", "textgrid": ".TextGrid"}[form]
     for one in transcripts:

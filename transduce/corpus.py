@@ -65,8 +65,8 @@ class Signature:
     def input_of(self, source: str | Symbols | Audio | Frames | Path | Tensor) -> Tensor:
         """What the transcription network takes, [T, D] or ids [T], without a batch.
 
-        `source` is a line of text, or its symbols; or sound, in a file or as samples [N]; or
-        frames that are not normalised yet, in a .npy file or as [T, D].
+        `source` is a line of text, or its symbols; or sound, in a file, which is resampled if need
+        be, or as samples [N]; or frames that are not normalised yet, in a .npy file or as [T, D].
         """
         if self.sources is not None:
             if isinstance(source, str) and self.source_notation is not None:
@@ -80,7 +80,8 @@ class Signature:
             path = Path(source)
             source = Frames(path) if path.suffix == ".npy" else Audio(path)
         if isinstance(source, Audio | Frames):
-            source = self._frame_reader()(Pair(source.path.stem, source, (), Origin(source.path)))
+            reader = FrameReader(self.features, convert=True)
+            source = reader(Pair(source.path.stem, source, (), Origin(source.path)))
         elif isinstance(source, Tensor) and source.ndim == 1:
             source = Features(self._feature_settings())(source[None])[0][0]
         if not isinstance(source, Tensor) or source.ndim != 2:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair
+from transduce.resampling import resample
 
 # Raised whenever the same settings give other numbers: the cache then starts anew.
 VERSION = 1
@@ -253,8 +254,13 @@ class Statistics:
 # --- Reading ------------------------------------------------------------------------------------
 
 
-def read_wave(audio: Audio, sample_rate: int, origin: Origin | None = None) -> Tensor:
+def read_wave(
+    audio: Audio, sample_rate: int, origin: Origin | None = None, *, convert: bool = False
+) -> Tensor:
     """The samples [N] in [-1, 1] of a sound file: WAV, FLAC, Opus, NIST SPHERE and the like.
+
+    One that has another sample rate, or several channels, is refused, because what a model learns
+    from should be of one kind; with `convert` it is resampled, and the mean of its channels taken.
 
     What is wrong with it is a DataError that begins with `origin`, the line that names the file.
     """
@@ -268,28 +274,29 @@ def read_wave(audio: Audio, sample_rate: int, origin: Origin | None = None) -> T
                 f"{path} is compressed by shorten; decompress it with `sph2pipe -f wav` or `sox`"
             )
         with soundfile.SoundFile(path) as file:
-            if file.samplerate != sample_rate:
+            rate = file.samplerate
+            if rate != sample_rate and not convert:
                 raise origin.error(
-                    f"{path} has {file.samplerate} samples a second where {sample_rate} are "
+                    f"{path} has {rate} samples a second where {sample_rate} are "
                     f"wanted; convert it with `sox {path.name} -r {sample_rate} new.wav`"
                 )
-            if file.channels != 1:
+            if file.channels != 1 and not convert:
                 raise origin.error(
                     f"{path} has {file.channels} channels; mix them into one with "
                     f"`sox {path.name} -c 1 new.wav`"
                 )
             wanted = -1  # to the end
             if audio.start is not None:
-                first = round(audio.start * sample_rate)
+                first = round(audio.start * rate)
                 if first >= file.frames > 0:
                     raise origin.error(
-                        f"{path} has {file.frames / sample_rate:.2f} seconds, so that the offset "
+                        f"{path} has {file.frames / rate:.2f} seconds, so that the offset "
                         f"{audio.start:.2f} is past its end; correct the offset"
                     )
                 file.seek(min(first, file.frames))
                 if audio.duration is not None:
-                    wanted = round(audio.duration * sample_rate)
-            samples = file.read(wanted, dtype="float32")
+                    wanted = round(audio.duration * rate)
+            samples = file.read(wanted, dtype="float32", always_2d=True).mean(1)
     # A TypeError is for a .raw file, which does not say what is in it.
     except (soundfile.SoundFileError, OSError, TypeError) as error:
         reason = f" ({str(getattr(error, 'error_string', error)).rstrip('.')})"
@@ -300,14 +307,19 @@ def read_wave(audio: Audio, sample_rate: int, origin: Origin | None = None) -> T
         ) from None
     promised = audio.duration
     if header is not None and audio.start is None and header.get("sample_count", "").isdigit():
-        promised = int(header["sample_count"]) / sample_rate
-    seconds = len(samples) / sample_rate
+        promised = int(header["sample_count"]) / rate
+    seconds = len(samples) / rate
     # A recording that stops early has lost what its transcript goes on to say.
     if promised is not None and seconds < 0.95 * promised - 0.1:
         raise origin.error(
             f"{path} ends after {seconds:.2f} of its {promised:.2f} seconds; copy it again"
         )
-    return torch.from_numpy(samples)
+    try:
+        return resample(torch.from_numpy(samples), rate, sample_rate)
+    except ValueError as error:
+        raise origin.error(
+            f"{path}: {error}; convert it with `sox {path.name} -r {sample_rate} new.wav`"
+        ) from None
 
 
 def sphere_header(path: Path) -> dict[str, str] | None:
@@ -358,10 +370,15 @@ class FrameReader:
     """
 
     def __init__(
-        self, settings: FeatureSettings | None = None, cache: str | Path | None = None
+        self,
+        settings: FeatureSettings | None = None,
+        cache: str | Path | None = None,
+        *,
+        convert: bool = False,  # what has another sample rate, or several channels
     ) -> None:
         self.features = Features(settings)
         self.cache = None if cache is None else Path(cache)
+        self.convert = convert
 
     def __call__(self, pair: Pair) -> Tensor:
         """The pair's frames; a DataError if there are none to be had."""
@@ -413,7 +430,7 @@ class FrameReader:
     @torch.no_grad()
     def _computed(self, audio: Audio, origin: Origin) -> Tensor:
         settings = self.features.settings
-        wave = read_wave(audio, settings.sample_rate, origin)
+        wave = read_wave(audio, settings.sample_rate, origin, convert=self.convert)
         if len(wave) < settings.window_samples:
             raise origin.error(
                 f"{audio.path} has {1000 * len(wave) / settings.sample_rate:.0f} ms of sound where "
@@ -432,7 +449,7 @@ class FrameReader:
                 f"{audio.path} cannot be read ({error.strerror}); check it"
             ) from None
         # With the duration, so that a wrong one is found out and not hidden by an earlier reading.
-        part = (audio.start, audio.duration)
+        part = (audio.start, audio.duration) + (("converted",) if self.convert else ())
         settings = sorted(asdict(self.features.settings).items())
         what = repr((VERSION, settings, part)).encode()
         return hashlib.sha256(what + hashlib.sha256(content).digest()).hexdigest()
