@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from transduce import (
     NULL,
     NGram,
+    PeepholeLSTM,
     PredictionNetwork,
     Transducer,
     beam_search,
@@ -391,6 +392,31 @@ def test_the_greedy_search_decodes_an_utterance_as_it_does_alone():
         assert (h.labels, h.frames) == (alone.labels, alone.frames)
         assert h.log_prob == pytest.approx(alone.log_prob)
     assert greedy_search(model, torch.empty(0, 3, 4), torch.empty(0).long()) == []
+
+
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")
+@pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize("layers, null", [(1, 1.0), (2, 1.0), (1, -2.0)])
+def test_the_compiled_greedy_search_finds_what_tensor_operations_do(double, layers, null):
+    """More utterances than are searched in step, with more labels than states are kept for."""
+    torch.manual_seed(0)
+    model = Transducer(4, 5, 7, prediction_size=9, prediction_layers=layers)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.mul_(15)
+        model.prediction_network.output.bias[NULL] += null
+    model = model.double() if double else model
+    num_frames = torch.randint(0, 12, (130,))
+    frames = torch.randn(130, 12, 4, dtype=torch.float64 if double else torch.float32)
+    found = greedy_search(model, frames, num_frames, 6)
+    for module in model.modules():
+        if isinstance(module, PeepholeLSTM):
+            module.backend = "reference"
+    expected = greedy_search(model, frames, num_frames, 6)
+    assert max(len(h.labels) for h in expected) > 8
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.labels, ours.frames) == (theirs.labels, theirs.frames)
+        assert ours.log_prob == pytest.approx(theirs.log_prob, rel=1e-9 if double else 1e-4)
 
 
 def test_the_greedy_search_stops_at_its_bound():

@@ -28,6 +28,7 @@ ORDER = [
         "decoding.trie",
         "decoding.heaps",
         "decoding.cpu",
+        "decoding.greedy",
         "decoding.prefixes",
         "decoding.tensors",
         "decoding.search",

@@ -28,7 +28,7 @@ from transduce.networks import PredictionNetwork, TranscriptionNetwork
 from transduce.transcripts import Transcript
 
 CELLS = 1_000_000  # of padded lattice that are taken at once
-FRAMES = {"cpu": 2048, "cuda": 200_000}  # that are searched at once: caches like few, GPUs many
+FRAMES = {"cpu": 4096, "cuda": 200_000}  # that are searched at once: caches like few, GPUs many
 Done = Callable[[int], None]  # is told how many examples more are done
 NAMES = {"transducer": "transducer", "ctc": "CTC", "prediction": "prediction"}
 

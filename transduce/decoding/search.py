@@ -21,7 +21,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from transduce.alphabet import NULL
 from transduce.backends import INTEGERS
 from transduce.decoding.fusion import FusedScores, LanguageModel
 from transduce.decoding.hypothesis import (
@@ -29,7 +28,6 @@ from transduce.decoding.hypothesis import (
     Hypothesis,
     Timing,
     best_of,
-    check_prediction,
     label_timings,
 )
 from transduce.lattice.loss import lattice_transitions
@@ -105,47 +103,20 @@ def greedy_search(
         return [Hypothesis((), 0.0, 0.0, ()) for _ in lengths]
     with evaluating(model):
         f, num_vectors = model.transcription_network(frames, num_frames)
-        B, T = f.shape[:2]
-        inside = torch.arange(T, device=f.device) < num_vectors[:, None]
+        inside = torch.arange(f.shape[1], device=f.device) < num_vectors[:, None]
         bad = (f.isnan() | f.isposinf()).any(2) & inside
         if bad.any():
             b = int(bad.nonzero()[0, 0])
             check_numbers(b, f[b])
-        prediction, state = model.prediction_network.step(num_vectors.new_full((B,), NULL))
-        labels: list[list[int]] = [[] for _ in range(B)]
-        times: list[list[int]] = [[] for _ in range(B)]
-        log_prob = torch.zeros(B, dtype=torch.float64, device=f.device)
-        num_bounded, largest = torch.zeros_like(num_vectors), prediction.amax()
-        for t in range(T):
-            here = t < num_vectors  # the utterances whose alignment is at this frame
-            for emitted in range(max_labels_per_frame + 1):
-                scores = (f[:, t] + prediction).log_softmax(-1)
-                best, output = scores.max(-1)
-                if emitted == max_labels_per_frame:
-                    num_bounded += here & (output != NULL)
-                    best, output = scores[:, NULL], torch.full_like(output, NULL)
-                log_prob += torch.where(here, best, 0.0)
-                here = here & (output != NULL)
-                rows = here.nonzero()[:, 0]
-                if len(rows) == 0:
-                    break
-                for b, label in zip(rows.tolist(), output[rows].tolist(), strict=True):
-                    labels[b].append(label)
-                    times[b].append(t)
-                stepped, later = model.prediction_network.step(
-                    output[rows], (state[0][:, rows], state[1][:, rows])
-                )
-                largest = torch.maximum(largest, stepped.amax())
-                prediction = prediction.index_copy(0, rows, stepped)
-                state = (
-                    state[0].index_copy(1, rows, later[0]),
-                    state[1].index_copy(1, rows, later[1]),
-                )
-        check_prediction(float(largest))
-    _warn_of_bounds(num_bounded.tolist(), num_vectors.tolist(), max_labels_per_frame)
+        network = model.prediction_network
+        compiled = f.device.type == "cpu" and network.lstm.backend != "reference"
+        module = import_module(f"transduce.decoding.{'greedy' if compiled else 'tensors'}")
+        arguments = (network, f, num_vectors, max_labels_per_frame)
+        labels, times, log_prob, num_bounded = module.greedy_searches(*arguments)
+    _warn_of_bounds(num_bounded, num_vectors.tolist(), max_labels_per_frame)
     return [
         Hypothesis(tuple(y), log_p, log_p / max(1, len(y)), tuple(when))
-        for y, when, log_p in zip(labels, times, log_prob.tolist(), strict=True)
+        for y, when, log_p in zip(labels, times, log_prob, strict=True)
     ]
 
 

@@ -1,8 +1,8 @@
-"""Algorithm 1 in tensors, for models on a GPU: no loop over hypotheses.
+"""Both searches in tensors, for models on a GPU: no loop over hypotheses.
 
-The loop in batches is that of cpu.py, and so is the proof. What differs is how its parts are put: a
-set is a tensor from which what has become too improbable is left out, and what is asked of every
-prefix is asked of the trie, of all at once. Probabilities are logarithms in float64.
+Algorithm 1's loop in batches is that of cpu.py, and so is the proof. What differs is how its parts
+are put: a set is a tensor from which what has become too improbable is left out, and what is asked
+of every prefix is asked of the trie, of all at once. Probabilities are logarithms in float64.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from transduce.alphabet import NULL
 from transduce.decoding.fusion import FusedScores
 from transduce.decoding.hypothesis import Found, check_prediction
 from transduce.decoding.prefixes import prefixes_for
@@ -140,3 +141,43 @@ class _Search:
             kept[last] = False
             nodes, log_prob = nodes[kept], log_prob[kept]
         return nodes, log_prob
+
+
+def greedy_searches(
+    network: PredictionNetwork,
+    transcription: Tensor,  # [B, T, K+1]
+    num_vectors: Tensor,  # [B]
+    max_labels_per_frame: int,
+) -> tuple[list[list[int]], list[list[int]], list[float], list[int]]:
+    """The labels, their frames, log_prob and the number of bounded frames of each utterance."""
+    B, T = transcription.shape[:2]
+    prediction, state = network.step(num_vectors.new_full((B,), NULL))
+    labels: list[list[int]] = [[] for _ in range(B)]
+    times: list[list[int]] = [[] for _ in range(B)]
+    log_prob = torch.zeros(B, dtype=torch.float64, device=transcription.device)
+    num_bounded, largest = torch.zeros_like(num_vectors), prediction.amax()
+    for t in range(T):
+        here = t < num_vectors  # the utterances whose alignment is at this frame
+        for emitted in range(max_labels_per_frame + 1):
+            scores = (transcription[:, t] + prediction).log_softmax(-1)
+            best, output = scores.max(-1)
+            if emitted == max_labels_per_frame:
+                num_bounded += here & (output != NULL)
+                best, output = scores[:, NULL], torch.full_like(output, NULL)
+            log_prob += torch.where(here, best, 0.0)
+            here = here & (output != NULL)
+            rows = here.nonzero()[:, 0]
+            if len(rows) == 0:
+                break
+            for b, label in zip(rows.tolist(), output[rows].tolist(), strict=True):
+                labels[b].append(label)
+                times[b].append(t)
+            stepped, later = network.step(output[rows], (state[0][:, rows], state[1][:, rows]))
+            largest = torch.maximum(largest, stepped.amax())
+            prediction = prediction.index_copy(0, rows, stepped)
+            state = (
+                state[0].index_copy(1, rows, later[0]),
+                state[1].index_copy(1, rows, later[1]),
+            )
+    check_prediction(float(largest))
+    return labels, times, log_prob.tolist(), num_bounded.tolist()
