@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from safetensors import safe_open
 from test_cli import transduce as command
 
 import transduce
@@ -263,6 +264,25 @@ def test_the_commands_say_what_they_cannot_use(sounds, arguments, said):
     done = command(*arguments, folder=sounds)
     assert done.returncode == 1 and said in done.stderr and done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_every_model_that_ships_has_a_card_and_is_small_and_whole():
+    names = pretrained.model_names()
+    if not names:
+        pytest.skip(f"there are no models in {pretrained.FOLDER}")
+    for name in names:
+        path = pretrained.FOLDER / f"{name}.safetensors"
+        assert path.with_suffix(".md").read_text().strip(), f"{name} has no card"
+        with safe_open(path, "pt") as file:
+            types = {file.get_tensor(key).dtype for key in file.keys() if "network." in key}  # noqa: SIM118
+        assert types == {torch.float16}
+        assert load(name).trained.network is not None
+
+
+def test_the_pronouncer_pronounces():
+    if "english-pronouncer" not in pretrained.model_names():
+        pytest.skip("there is no english-pronouncer")
+    assert str(load("english-pronouncer")("transducer")) == "T R AE N Z D UW S ER"
 
 
 def test_loading_needs_no_compiler():
