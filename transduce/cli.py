@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 
 import transduce
-from transduce import demo as demonstration
 from transduce.analysis import LatticeView, Node, transducer_of, view_lattice
 from transduce.checkpoint import (
     MODEL_FILE,
@@ -38,10 +37,9 @@ from transduce.data.pairs import DataError, Pair, skipped_report
 from transduce.evaluation import Evaluation, results_table
 from transduce.inputs import read_input, read_inputs, read_spectrogram
 from transduce.pretrained import AT_ONCE, load
-from transduce.recipe import RecipeError, read_recipe
+from transduce.recipe import DataConfig, Recipe, RecipeError, read_recipe
 from transduce.recognition import evaluate as evaluation_of
 from transduce.recognition import recognise, transcript, validation_error
-from transduce.training import CONFIG_FILE, TrainingError, fit
 from transduce.transcripts import Transcript, json_lines
 
 app = cyclopts.App(
@@ -73,12 +71,7 @@ def train(
         Go on where the run in that folder was stopped, as if it never had been.
     """
     with sentences():
-        fit(
-            read_recipe(recipe, _overrides(settings)),
-            run or Path("runs") / recipe.stem,
-            resume=resume,
-            validate=validation_error,
-        )
+        _fit(read_recipe(recipe, _overrides(settings)), run or Path("runs") / recipe.stem, resume)
 
 
 @app.command
@@ -413,7 +406,10 @@ def demo(*, run: Path = Path("runs/demo"), seed: int = 0, figure: Path | None = 
     if figure is not None and not figure.absolute().parent.is_dir():
         raise SystemExit(f"transduce: --figure {figure}: there is no folder {figure.parent}")
     with sentences():
-        demonstration.run(run, seed, figure)
+        from transduce import demo as demonstration
+
+        with _training_sentences():
+            demonstration.run(run, seed, figure)
 
 
 def main() -> None:
@@ -428,12 +424,40 @@ def sentences() -> Iterator[None]:
     """What the user can mend is said in a sentence, and the exit code is 1."""
     try:
         yield
-    except (DataError, RecipeError, CheckpointError, TrainingError, ValueError) as error:
+    except (DataError, RecipeError, CheckpointError, ValueError) as error:
         raise SystemExit(f"transduce: {error}") from None
     except BrokenPipeError:  # somebody has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         raise SystemExit("transduce: stopped") from None
+
+
+# What trains imports Lightning, which takes as long as all the rest: so it is imported by the
+# commands that train, when they do.
+
+
+@contextmanager
+def _training_sentences() -> Iterator[None]:
+    from transduce.training import TrainingError
+
+    try:
+        yield
+    except TrainingError as error:
+        raise ValueError(str(error)) from None
+
+
+def _fit(recipe: Recipe, folder: Path, resume: bool) -> None:
+    from transduce.training import fit
+
+    with _training_sentences():
+        fit(recipe, folder, resume=resume, validate=validation_error)
+
+
+def _data_of(folder: Path) -> DataConfig:
+    """What a run was trained on."""
+    from transduce.training import CONFIG_FILE
+
+    return read_recipe(folder / CONFIG_FILE).data
 
 
 @contextmanager
@@ -512,7 +536,7 @@ def _test_pairs(
     signature = model.signature
     if data is None:
         folders = [run if run.is_dir() else run.parent for run in runs]
-        first, *others = (read_recipe(folder / CONFIG_FILE).data for folder in folders)
+        first, *others = (_data_of(folder) for folder in folders)
         for folder, other in zip(folders[1:], others, strict=True):
             # What one has not seen may be what another was trained on.
             if replace(other, cache=first.cache) != first:
@@ -540,7 +564,7 @@ def _own_pairs(run: Path) -> Sequence[Pair]:
     """A run's test set, or else its validation set; none, saying so, where its data is not here."""
     folder = run if run.is_dir() else run.parent
     try:
-        splits = read_splits(read_recipe(folder / CONFIG_FILE).data, [])
+        splits = read_splits(_data_of(folder), [])
     except (DataError, RecipeError) as error:
         print(f"There are no examples to pick from: {error}", file=sys.stderr)
         return ()
@@ -567,7 +591,7 @@ def _trained(run: Path, overrides: dict[str, str]) -> Path:
     if run.suffix != ".toml":
         return run
     folder = Path("runs") / run.stem
-    fit(read_recipe(run, overrides), folder, resume=True, validate=validation_error)
+    _fit(read_recipe(run, overrides), folder, resume=True)
     return folder
 
 
