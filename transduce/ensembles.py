@@ -87,7 +87,8 @@ def mean_prediction(members: Sequence[PredictionNetwork]) -> PredictionNetwork:
     mean = PredictionNetwork(
         num_labels, hidden_size, num_layers, with_null=bool(with_null), backend=backend
     )
-    mean.to(members[0].output.weight).eval()
+    mean.to(members[0].output.weight).eval().requires_grad_(False)
+    mean.blocks = tuple(block for member in members for block in member.blocks)
     layers = (cast(Iterable[Any], network.lstm.layers) for network in (mean, *members))
     for i, (layer, *parts) in enumerate(zip(*layers, strict=True)):
         inputs = [_gates(part.input_weights) for part in parts]
