@@ -88,6 +88,22 @@ def test_a_model_comes_back_from_its_folder(tmp_path, pronouncer, dtype, size):
     assert [one.name for one in path.parent.iterdir()] == ["model.safetensors"]
 
 
+def test_matrices_in_int8_are_within_half_a_step_of_each_rows_scale(tmp_path, pronouncer):
+    path = pronouncer.save_pretrained(tmp_path, dtype=torch.int8)
+    found = load(path).trained.network.state_dict()
+    for name, weights in pronouncer.trained.network.state_dict().items():
+        if name.endswith(("weight", "weights")):
+            bound = weights.abs().amax(-1, keepdim=True) / 254 + 1e-7
+            assert ((found[name] - weights).abs() <= bound).all()
+            assert not torch.equal(found[name], weights)
+        else:
+            assert torch.equal(found[name], weights.half().float())
+    count = sum(w.numel() for w in found.values())
+    scales = sum(w.numel() // w.shape[-1] for n, w in found.items() if n.endswith(("weight", "s")))
+    assert path.stat().st_size < count + 4 * scales + 2 * scales + 5000
+    assert str(load(path)("abba")) == "AA BB BB AA"
+
+
 def test_statistics_keep_their_precision_in_a_half_precision_file(tmp_path):
     signature = replace(SOUND, statistics=Statistics(torch.full((26,), 1 / 3), torch.ones(26)))
     model_of(signature).save_pretrained(tmp_path, dtype=torch.float16)
@@ -275,8 +291,10 @@ def test_every_model_that_ships_has_a_card_and_is_small_and_whole():
         assert path.with_suffix(".md").read_text().strip(), f"{name} has no card"
         with safe_open(path, "pt") as file:
             types = {file.get_tensor(key).dtype for key in file.keys() if "network." in key}  # noqa: SIM118
-        assert types == {torch.float16}
+        assert torch.int8 in types
         assert load(name).trained.network is not None
+    sizes = [(pretrained.FOLDER / f"{name}.safetensors").stat().st_size for name in names]
+    assert sum(sizes) < 12e6
 
 
 def test_the_pronouncer_pronounces():

@@ -1,6 +1,7 @@
 """A model's file: weights, and all that is needed to use them, in safetensors. No pickles.
 
-Tensors are the network's weights, under `network.`, and the statistics of its features. The rest
+Tensors are the network's weights, under `network.`, and the statistics of its features; weights in
+int8 have their rows' scales under `scales.network.`. The rest
 is JSON in the file's header. A file is put in place whole, by renaming.
 """
 
@@ -28,6 +29,7 @@ from transduce.recipe import NetworkConfig, settings_from
 
 MODEL_FILE = "model.safetensors"
 VERSION = 1  # of what the header says
+SCALES = "scales."  # before the name of a tensor whose rows they are to be multiplied by
 Network = Transducer | TranscriptionNetwork | PredictionNetwork
 
 
@@ -70,15 +72,20 @@ def build_network(config: NetworkConfig, input_size: int, num_labels: int) -> Ne
 def save_model(model: TrainedModel, path: Path, dtype: torch.dtype | None = None) -> None:
     """Writes the model into a run's folder, or under a file's name, whole or not at all.
 
-    The weights are written in `dtype`, such as torch.float16, which takes half the room; a network
-    that is loaded has float32 again.
+    The weights are written in `dtype`, such as torch.float16, which takes half the room, or
+    torch.int8, a quarter: whole numbers, with a scale for every row of a matrix. A network that is
+    loaded has float32 again.
     """
     if isinstance(model.network, Ensemble | MeanTranscription):
         raise ValueError("an ensemble has no file of its own; save its members")
     signature = model.signature
     tensors = network_tensors(model.network)
     if dtype is not None:
-        tensors = {name: _in_type(name, weights, dtype) for name, weights in tensors.items()}
+        tensors = {
+            key: tensor
+            for name, weights in tensors.items()
+            for key, tensor in _in_type(name, weights, dtype).items()
+        }
     if signature.statistics is not None:
         tensors["statistics.mean"] = signature.statistics.mean
         tensors["statistics.deviation"] = signature.statistics.deviation
@@ -157,17 +164,27 @@ def network_tensors(network: Network) -> dict[str, Tensor]:
     return {f"network.{name}": weights for name, weights in network.state_dict().items()}
 
 
-def _in_type(name: str, weights: Tensor, dtype: torch.dtype) -> Tensor:
-    converted = weights.to(dtype)
+def _in_type(name: str, weights: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What is written of a tensor. In int8 that is of matrices; the rest is small, and float16."""
+    if dtype == torch.int8 and name.endswith(("weight", "weights")):
+        scales = (
+            weights.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
+        )
+        return {name: (weights / scales).round().to(dtype), SCALES + name: scales}
+    converted = weights.to(torch.float16 if dtype == torch.int8 else dtype)
     if not converted.isfinite().all():
         raise ValueError(f"{name} has a weight that is too large for {dtype}; save it in float32")
-    return converted
+    return {name: converted}
 
 
 def load_network_tensors(network: Network, tensors: Mapping[str, Tensor]) -> None:
     prefix = "network."
     inside = {name: weights for name, weights in tensors.items() if name.startswith(prefix)}
-    network.load_state_dict({name.removeprefix(prefix): w for name, w in inside.items()})
+    whole = {
+        name: weights * tensors[SCALES + name] if weights.dtype == torch.int8 else weights
+        for name, weights in inside.items()
+    }
+    network.load_state_dict({name.removeprefix(prefix): w for name, w in whole.items()})
 
 
 def write_tensors(
