@@ -173,6 +173,9 @@ def test_letters_are_met_half_way(pronouncer):
     model = pronouncer
     assert str(model("ABBA\N{RIGHT SINGLE QUOTATION MARK}S")) == str(model("abba's"))
     assert str(model(("a", "b"))) == str(model("ab"))
+    capitals = replace(model.trained.signature, sources=Alphabet("ABS'"))
+    shouting = Model(replace(model.trained, signature=capitals))
+    assert str(shouting("abba's")) == str(model("abba's"))
     with pytest.raises(DataError, match="'ß' is no symbol that the model knows; it knows ' a b s"):
         model("baß")
     with pytest.raises(DataError, match="has nothing to read"):
@@ -300,7 +303,7 @@ def test_every_model_that_ships_has_a_card_and_is_small_and_whole():
 def test_the_pronouncer_pronounces():
     if "english-pronouncer" not in pretrained.model_names():
         pytest.skip("there is no english-pronouncer")
-    assert str(load("english-pronouncer")("transducer")) == "T R AE N Z D UW S ER"
+    assert str(load("english-pronouncer")("transducer")) == "T R AE N S D UW S ER"
 
 
 def test_loading_needs_no_compiler():

@@ -64,9 +64,9 @@ def model_path(model: str | Path) -> Path:
 class Model:
     """A trained model to call, on one input or on a list of them.
 
-    A model that reads text takes a word or line; letters it does not know are lower-cased if it
-    knows them so, and a DataError names one that it does not. A model that hears takes the path of
-    a sound file, samples [N] in [-1, 1] at its own rate, or frames [T, D].
+    A model that reads text takes a word or line; letters it does not know are put in the other case
+    if it knows them so, and a DataError names one that it does not. A model that hears takes the
+    path of a sound file, samples [N] in [-1, 1] at its own rate, or frames [T, D].
 
     What comes back prints as the output does: `str(model("word"))`. It has the `symbols` of the
     best hypothesis, and `hypotheses` with their probabilities and, where asked for, timings.
@@ -223,8 +223,9 @@ def _uncompiled(network: nn.Module) -> Iterator[None]:
 
 
 def _as_known(symbol: str, known: set[str], name: str) -> str:
-    """The lower case of a symbol that is not known so, or an apostrophe for a typographic one."""
-    for near in (symbol.lower(), "'" if symbol == "\N{RIGHT SINGLE QUOTATION MARK}" else symbol):
+    """The other case of a symbol that is not known so, or an apostrophe for a typographic one."""
+    apostrophe = "'" if symbol == "\N{RIGHT SINGLE QUOTATION MARK}" else symbol
+    for near in (symbol.lower(), symbol.upper(), apostrophe):
         if near in known:
             return near
     raise DataError(
