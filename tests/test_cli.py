@@ -16,6 +16,7 @@ import soundfile
 from transduce.cli import app
 
 ROOT = Path(__file__).parent.parent
+MAIN = "from transduce.cli import main; main()"
 WORDS = ["ab", "ba", "aab", "bba", "abab", "a", "b", "bb", "aa", "abb", "baa", "bab"]
 RECIPE = """
 [data]
@@ -74,8 +75,8 @@ def replaced_input(text):
         sys.stdin = before
 
 
-def in_a_new_process(*arguments, folder, text=None):
-    command = [sys.executable, "-c", "from transduce.cli import main; main()", *map(str, arguments)]
+def in_a_new_process(*arguments, folder, text=None, code=MAIN):
+    command = [sys.executable, "-c", code, *map(str, arguments)]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     return subprocess.run(
         command, cwd=folder, input=text, capture_output=True, text=True, env=environment
@@ -116,6 +117,16 @@ def test_evaluation_prints_a_table_or_json(folder):
     assert row["network"] == "transducer" and row["error"] < 0.2
     done = transduce("evaluate", "runs/transducer", "--beam-width", 4, folder=folder)
     assert done.returncode == 0 and "substitutions" in done.stdout.lower()
+
+
+def test_what_does_not_train_does_without_lightning(folder):
+    """It takes as long to import as all the rest."""
+    code = "import sys; sys.modules['lightning_fabric'] = None  # importing it fails\n"
+    code += "from transduce.cli import main; main()"
+    done = in_a_new_process("evaluate", "runs/transducer", folder=folder, code=code)
+    assert done.returncode == 0, done.stderr
+    done = in_a_new_process("train", "ctc.toml", folder=folder, code=code)
+    assert "import of lightning_fabric halted" in done.stderr
 
 
 def test_lines_of_text_are_transcribed(folder):
@@ -234,9 +245,9 @@ def test_a_line_that_cannot_be_pronounced_is_left_blank_and_named(folder):
 
 def test_pronunciations_come_before_the_words_end(folder):
     """What has been given is answered while the rest is still to come."""
-    command = [sys.executable, "-c", "from transduce.cli import main; main()"]
     process = subprocess.Popen(
-        [*command, "phonemize", *PRONOUNCER], cwd=folder, env={"PYTHONPATH": str(ROOT)},
+        [sys.executable, "-c", MAIN, "phonemize", *PRONOUNCER],
+        cwd=folder, env={"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     process.stdin.write("ab\n" * 64)

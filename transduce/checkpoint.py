@@ -27,7 +27,7 @@ from transduce.features import FeatureSettings, Statistics
 from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
 from transduce.recipe import NetworkConfig, settings_from
 
-MODEL_FILE = "model.safetensors"
+MODEL_FILE, CONFIG_FILE = "model.safetensors", "config.toml"  # of a run
 VERSION = 1  # of what the header says
 SCALES = "scales."  # before the name of a tensor whose rows they are to be multiplied by
 Network = Transducer | TranscriptionNetwork | PredictionNetwork

@@ -23,6 +23,7 @@ from rich.progress import Progress as Bar
 import transduce
 from transduce.analysis import LatticeView, Node, transducer_of, view_lattice
 from transduce.checkpoint import (
+    CONFIG_FILE,
     MODEL_FILE,
     CheckpointError,
     TrainedModel,
@@ -455,8 +456,6 @@ def _fit(recipe: Recipe, folder: Path, resume: bool) -> None:
 
 def _data_of(folder: Path) -> DataConfig:
     """What a run was trained on."""
-    from transduce.training import CONFIG_FILE
-
     return read_recipe(folder / CONFIG_FILE).data
 
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from transduce.checkpoint import (
+    CONFIG_FILE,
     MODEL_FILE,
     Network,
     Standing,
@@ -52,7 +53,7 @@ from transduce.recipe import (
 )
 from transduce.regularisation import Averages, forgotten, spec_augment, weight_noise
 
-CONFIG_FILE, LAST_FILE, METRICS_FILE = "config.toml", "last.safetensors", "metrics.jsonl"
+LAST_FILE, METRICS_FILE = "last.safetensors", "metrics.jsonl"
 STATE = "the state of a run"
 # What may change when a run goes on: how long it goes, and where.
 MAY_CHANGE = {"max_epochs", "patience", "save_every", "device", "devices", "machines"}
