@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from transduce.cli import app
+from transduce import cli
 
 ROOT = Path(__file__).parent.parent
 MAIN = "from transduce.cli import main; main()"
@@ -55,7 +56,7 @@ def transduce(*arguments, folder, text=""):
     out, err = io.StringIO(), io.StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(err), replaced_input(text):
-            app([str(argument) for argument in arguments])
+            cli.app([str(argument) for argument in arguments])
     except SystemExit as end:
         code = end.code or 0
         if isinstance(code, str):  # as the interpreter does
@@ -94,6 +95,19 @@ def folder(tmp_path_factory):
         done = transduce("train", f"{network}.toml", folder=folder)
         assert done.returncode == 0, done.stderr
     return folder
+
+
+def test_help_lists_the_commands_in_the_readmes_order(tmp_path):
+    readme = (ROOT / "README.md").read_text()
+    shell = "".join(re.findall(r"```sh\n(.*?)```", readme, re.S))
+    shown = dict.fromkeys(re.findall(r"^(?:transduce|make) (\w+)", shell, re.M))
+    listed = re.findall(r"^\W (\w+)  ", transduce("--help", folder=tmp_path).stdout, re.M)
+    assert listed == [name for name in shown if name != "test"]
+
+
+def test_a_command_is_a_plain_function(tmp_path):
+    with pytest.raises(SystemExit, match="there is no file"):
+        cli.evaluate(tmp_path / "nothing", beam_width=2)
 
 
 def test_training_leaves_a_run_folder(folder):

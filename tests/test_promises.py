@@ -48,7 +48,7 @@ ORDER = [
         "pretrained",
         "demo",
         *("web.sounds", "web.wire", "web.explorer", "web.server", "web"),
-        "cli",
+        *("cli.terminal", "cli.runs", "cli.learning", "cli.transcribing", "cli.looking", "cli"),
     ),
 ]
 

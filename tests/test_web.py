@@ -380,7 +380,7 @@ def explore(*arguments, monkeypatch=None):
 
 
 def test_without_a_web_server_a_sentence_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "uvicorn" else name)
+    monkeypatch.setattr(cli.looking, "find_spec", lambda name: None if name == "uvicorn" else name)
     assert 'needs uvicorn; install it with pip install "transduce[web]"' in explore(tmp_path)
 
 

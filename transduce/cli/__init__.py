@@ -1,0 +1,42 @@
+"""The command line: one plain function a command."""
+
+from collections.abc import Callable
+
+import cyclopts
+
+import transduce
+from transduce.cli.learning import demo, evaluate, table, train
+from transduce.cli.looking import explore, plot
+from transduce.cli.transcribing import phonemize, recognize, transcribe
+
+__all__ = [
+    "app",
+    "demo",
+    "evaluate",
+    "explore",
+    "main",
+    "phonemize",
+    "plot",
+    "recognize",
+    "table",
+    "train",
+    "transcribe",
+]
+
+app = cyclopts.App(
+    name="transduce",
+    help="Sequence transduction with recurrent neural networks.",
+    version=transduce.__version__,
+)
+# In the README's order, which --help keeps.
+COMMANDS: list[Callable[..., None]] = [
+    *(demo, phonemize, recognize),
+    *(train, evaluate, transcribe, table),
+    *(plot, explore),
+]
+for place, command in enumerate(COMMANDS):
+    app.command(command, sort_key=place)
+
+
+def main() -> None:
+    app()
