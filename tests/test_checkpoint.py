@@ -1,5 +1,6 @@
 """A model's file: all comes back, and what is no model says so."""
 
+import errno
 import os
 import pickle
 import stat
@@ -197,11 +198,13 @@ def test_writing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     before = (tmp_path / "model.safetensors").read_bytes()
 
     def fail(*_):
-        raise OSError("the disk is full")
+        raise OSError(errno.ENOSPC, "the disk is full")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="full"):
+    with pytest.raises(OSError, match="full") as failure:
         save_model(model_of(hidden_size=6), tmp_path)
+    assert failure.value.filename == str(tmp_path / "model.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 

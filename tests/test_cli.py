@@ -1,5 +1,6 @@
 """The commands, as a person runs them: what they print, what they write, and how they refuse."""
 
+import errno
 import io
 import json
 import os
@@ -322,6 +323,42 @@ REFUSALS = {
         "CTC",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "arguments, path",
+    [
+        (("transcribe", "runs/transducer", "words.txt", "--output", "taken"), "taken"),
+        (("transcribe", "runs/transducer", "words.txt", "--output", "taken/in"), "taken/in"),
+        (("transcribe", "runs/transducer", "words.txt", "--output", "folders"), "folders/ab.txt"),
+        (("train", "transducer.toml", "--run", "taken"), "taken"),
+        (("train", "transducer.toml", "--run", "folders"), "folders/config.toml"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named(folder, arguments, path):
+    (folder / "words.txt").write_text("ab\n")
+    (folder / "taken").write_text("a file where a folder is expected\n")
+    for name in ("ab.txt", "config.toml"):
+        (folder / "folders" / name).mkdir(parents=True, exist_ok=True)
+    done = transduce(*arguments, folder=folder)
+    assert done.returncode == 1
+    assert f"transduce: {path} cannot be read or written (" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert {found.name for found in (folder / "folders").iterdir()} == {"ab.txt", "config.toml"}
+
+
+def test_a_full_disk_is_one_sentence(folder, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    options = ("words.txt", "--output", "full")
+    (folder / "words.txt").write_text("ab\n")
+    done = transduce("transcribe", "runs/transducer", *options, folder=folder)
+    assert done.returncode == 1 and done.stdout == ""
+    (sentence,) = done.stderr.splitlines()
+    assert "full/ab.txt cannot be read or written (No space left on device);" in sentence
+    assert list((folder / "full").iterdir()) == []
 
 
 def test_a_refusals_exit_code_is_1(folder):

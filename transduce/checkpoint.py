@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -221,11 +222,20 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def write_by_rename(path: Path, content: bytes) -> None:
-    """The file is what it was, or what it is to be, whenever one looks."""
+    """The file is what it was, or what it is to be, whenever one looks.
+
+    An OSError names the file, and leaves nothing beside it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    try:
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
+        error.filename, error.filename2 = str(path), None  # a full disk names none
+        raise

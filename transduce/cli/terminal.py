@@ -24,6 +24,13 @@ def sentences() -> Iterator[None]:
         raise SystemExit(f"transduce: {error}") from None
     except BrokenPipeError:  # somebody has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.filename is None:  # whatever it is, no path mends it
+            raise
+        raise SystemExit(
+            f"transduce: {error.filename} cannot be read or written ({error.strerror}); "
+            "check the path, its permissions and the room on its disk"
+        ) from None
     except KeyboardInterrupt:
         raise SystemExit("transduce: stopped") from None
 
