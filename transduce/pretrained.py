@@ -54,7 +54,7 @@ def model_path(model: str | Path) -> Path:
     if Path(model).exists():
         return Path(model)
     names = model_names()
-    if model in names:
+    if str(model) in names:
         return FOLDER / f"{model}.safetensors"
     there_are = f"the models that ship are {', '.join(names)}" if names else "no models ship"
     raise CheckpointError(f"there is no file, folder or model {str(model)!r}; {there_are}")

@@ -67,7 +67,8 @@ def evaluate(
     Parameters
     ----------
     run
-        The folder of a run, or its model.safetensors. More of them after it make an ensemble.
+        The folder of a run, its model.safetensors, or the name of a model that ships. More runs
+        after it make an ensemble.
     data
         A manifest (.jsonl) or lines of source TAB target (.tsv); the run's own test set if it is
         not given.

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from transduce.analysis import LatticeView, Node, transducer_of, view_lattice
-from transduce.checkpoint import TrainedModel, load_model
-from transduce.cli.runs import own_pairs, test_pairs
+from transduce.checkpoint import TrainedModel
+from transduce.cli.runs import load_runs, own_pairs, test_pairs
 from transduce.cli.terminal import sentences
 from transduce.data.batches import Example
 from transduce.inputs import read_input, read_spectrogram
@@ -38,7 +38,7 @@ def plot(
         backward variables and their product (Figure 2); or a node's outputs and what they are
         sensitive to (Figure 3).
     run
-        The folder of a run, or its model.safetensors.
+        The folder of a run, its model.safetensors, or the name of a model that ships.
     source
         A line of text, or a sound file or .npy file of frames, whichever the network takes.
     target
@@ -56,7 +56,7 @@ def plot(
             raise ValueError(f"--at is of the figure sensitivity; {figure} has no crosshair")
         path = output or Path(f"{figure}.png")
         figures.check_suffix(path)
-        model = load_model(run)
+        model = load_runs([run], "cpu")
         example, view = _view(model, source, target)
         if figure == "lattice":
             drawn = figures.lattice_figure(model, view)
@@ -88,7 +88,7 @@ def explore(
     Parameters
     ----------
     run
-        The folder of a transducer's run, or its model.safetensors.
+        The folder of a transducer's run, its model.safetensors, or the name of a model that ships.
     data
         Examples to pick from: a manifest (.jsonl) or lines of source TAB target (.tsv); the run's
         own test set, or else its validation set, if it is not given.
@@ -110,7 +110,7 @@ def explore(
     from transduce.web.server import serve
 
     with sentences():
-        model = load_model(run)
+        model = load_runs([run], "cpu")
         pairs = own_pairs(run) if data is None else test_pairs([run], model, data, target, None)
         serve(Explorer(model, pairs, str(run)), host, port, open_page)
 

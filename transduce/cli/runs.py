@@ -14,6 +14,7 @@ from transduce.checkpoint import CONFIG_FILE, MODEL_FILE, TrainedModel, load_ens
 from transduce.corpus import read_splits
 from transduce.data.manifest import read_manifest, read_tsv
 from transduce.data.pairs import DataError, Pair
+from transduce.pretrained import model_path
 from transduce.recipe import DataConfig, RecipeError, read_recipe
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -30,8 +31,8 @@ def runs_and_files(run: Path, paths: Sequence[Path]) -> tuple[list[Path], list[P
 
 
 def load_runs(runs: Sequence[Path], device: Device) -> TrainedModel:
-    """The model of a run, or the ensemble of several, where it is to compute."""
-    model = load_ensemble(runs)
+    """The model of a run or of a name, or the ensemble of several, where it is to compute."""
+    model = load_ensemble([model_path(run) for run in runs])
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     model.network.to(device)

@@ -41,7 +41,8 @@ def transcribe(
     Parameters
     ----------
     run
-        The folder of a run, or its model.safetensors. More of them after it make an ensemble.
+        The folder of a run, its model.safetensors, or the name of a model that ships. More runs
+        after it make an ensemble.
     files
         Sound files, .npy files of frames, manifests (.jsonl), or text files; without any, lines of
         text are read from standard input.
