@@ -221,7 +221,7 @@ def test_ctc_runs_make_an_ensemble_too(folder):
         (("transcribe", "runs/transducer", "runs"), "runs is a folder without model.safetensors"),
         (("evaluate", "runs/transducer", "runs/swapped"), "another [data]"),
         (("evaluate", "runs/transducer", "runs/small", "a.tsv", "b.tsv"), "two files of pairs"),
-        (("transcribe", "runs/transducer", "nothing.safetensors"), "no file nothing.safetensors"),
+        (("transcribe", "runs/transducer", "nothing.safetensors"), "no file, folder or model"),
     ],
 )
 def test_runs_that_make_no_ensemble_are_refused(another, arguments, said):
