@@ -37,3 +37,18 @@ def test_every_symbol_comes_back_and_nulls_do_not():
 def test_an_id_below_null_is_refused():
     with pytest.raises(ValueError, match="id -1, at position 1, is not between 0 and 3"):
         Alphabet("abc").decode([1, -1])
+
+
+def test_a_symbol_may_be_known_in_its_other_case():
+    alphabet = Alphabet(["a", "B", "'", "c", "C"])
+    assert alphabet.respelt("AbcC\N{RIGHT SINGLE QUOTATION MARK}7") == [
+        "a",
+        "B",
+        "c",
+        "C",
+        "'",
+        "7",
+    ]
+    assert alphabet.encode_known("AbcC7") == [1, 2, 4, 5, 0]
+    with pytest.raises(ValueError, match="'A', at position 0"):
+        alphabet.encode("A")  # of targets, what is written is what is meant

@@ -117,6 +117,49 @@ def test_training_leaves_a_run_folder(folder):
     assert not any(name.endswith(".partial") for name in names)
 
 
+def test_a_run_goes_on_with_its_own_settings(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("a\tA\nb\tB\n")
+    (tmp_path / "recipe.toml").write_text(RECIPE.replace("NETWORK", "transducer"))
+    short = ("--network.hidden_size", 5, "--train.max_epochs", 1, "--run", "here")
+    done = transduce("train", "recipe.toml", *short, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    again = ("--run", "here", "--resume", "--train.max_epochs", 2)
+    done = transduce("train", "recipe.toml", *again, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "hidden_size = 5\n" in (tmp_path / "here" / "config.toml").read_text()
+    assert len((tmp_path / "here" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_what_was_never_begun_does_not_go_on(folder):
+    done = transduce("train", "transducer.toml", "--run", "nowhere", "--resume", folder=folder)
+    assert done.returncode == 1 and "no run in nowhere to go on with" in done.stderr
+    assert not (folder / "nowhere").exists()
+
+
+def test_letters_in_the_other_case_are_known_and_others_are_named(folder):
+    done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\nAB\n")
+    assert done.stdout == "AA BB\nAA BB\n" and done.stderr == ""
+    done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\na7\n")
+    assert done.stdout.startswith("AA BB\n")
+    assert "standard input, line 2: '7' was not in the training data" in done.stderr
+
+
+def test_two_inputs_of_one_name_are_two_files(folder):
+    options = ("--format", "json", "--output", "twice")
+    done = transduce("transcribe", "runs/transducer", *options, folder=folder, text="ab\nab\n")
+    assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in (folder / "twice").iterdir()) == ["ab-2.json", "ab.json"]
+
+
+def test_ctrl_c_has_the_exit_code_that_shells_expect(folder, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("transduce.cli.transcribing.recognise", interrupted)
+    done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\n")
+    assert (done.returncode, done.stderr) == (130, "transduce: stopped\n")
+
+
 def test_the_table_has_the_papers_rows_beside_ours(folder):
     runs = [f"runs/{network}" for network in ("prediction", "ctc", "transducer")]
     done = transduce("table", *runs, folder=folder)

@@ -246,6 +246,22 @@ def sounds(tmp_path, shipped):
 RECOGNISER = ("--model", "tiny-recogniser")
 
 
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")
+def test_what_cannot_be_heard_does_not_keep_the_rest_from_being_written(sounds):
+    options = ("--beam-width", 2, "--format", "json", "--output", "out", *RECOGNISER)
+    done = command("recognize", "a.wav", "nothing.wav", "b.wav", *options, folder=sounds)
+    assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1
+    assert "nothing.wav" in done.stderr
+    assert sorted(path.name for path in (sounds / "out").iterdir()) == ["a.json", "b.json"]
+
+
+@pytest.mark.parametrize("option, number", [("--beam-width", -1), ("--n-best", 0)])
+def test_a_search_has_a_width(shipped, tmp_path, option, number):
+    done = command("phonemize", "a", option, number, "--model", "tiny-pronouncer", folder=tmp_path)
+    assert done.returncode == 1
+    assert f"{option} must be at least 1, not {number}" in done.stderr
+
+
 @pytest.mark.filterwarnings("ignore:max_labels_per_frame")  # of what was never trained
 def test_phones_are_printed_with_their_times(sounds):
     done = command("recognize", "a.wav", "--beam-width", 2, *RECOGNISER, folder=sounds)

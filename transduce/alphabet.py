@@ -33,8 +33,18 @@ class Alphabet:
         return ids
 
     def encode_known(self, symbols: Iterable[str]) -> list[int]:
-        """The ids of the symbols, null for those that the alphabet lacks."""
-        return [self._ids.get(symbol, NULL) for symbol in symbols]
+        """The ids of the symbols, respelt where need be, null for those that the alphabet lacks."""
+        return [self._ids.get(symbol, NULL) for symbol in self.respelt(symbols)]
+
+    def respelt(self, symbols: Iterable[str]) -> list[str]:
+        """The symbols, those that the alphabet lacks in the other case, or with a plain apostrophe
+        for a typographic one, if it has them so."""
+        return [self._respelt(symbol) for symbol in symbols]
+
+    def _respelt(self, symbol: str) -> str:
+        plain = "'" if symbol == "\N{RIGHT SINGLE QUOTATION MARK}" else symbol
+        spellings = (symbol, symbol.lower(), symbol.upper(), plain)
+        return next((near for near in spellings if near in self._ids), symbol)
 
     def decode(self, ids: Sequence[int]) -> list[str]:
         """The symbols of the ids, nulls removed."""

@@ -100,6 +100,7 @@ class Signature:
         with_labels: bool = True,  # False where targets are not known
         unseen_as_null: bool = True,  # False makes a source's unseen symbol an error
         cache: Path | None = None,  # of features
+        convert: bool = False,  # take sound of another rate or of several channels
         skipped: list[DataError] | None = None,
     ) -> list[Example]:
         """The pairs as this network sees them."""
@@ -109,7 +110,8 @@ class Signature:
                 pairs, self.sources, targets, unseen_as_null=unseen_as_null, skipped=skipped
             )
         if self.statistics is not None:
-            read = self._frame_reader(cache).all(pairs, skipped, size=self.input_size)
+            reader = FrameReader(self.features, cache, convert=convert)
+            read = reader.all(pairs, skipped, size=self.input_size)
             return frame_examples(read, targets, self.statistics.normalise, skipped)
         return target_examples(pairs, self.targets, skipped)
 
@@ -142,9 +144,6 @@ class Signature:
         if self.features is None:
             raise DataError("the model reads frames that were computed elsewhere, not sound")
         return self.features
-
-    def _frame_reader(self, cache: Path | None = None) -> FrameReader:
-        return FrameReader(self.features, cache)
 
 
 @dataclass(frozen=True, eq=False)

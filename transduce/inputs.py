@@ -34,7 +34,8 @@ def read_inputs(model: TrainedModel, files: Sequence[Path]) -> list[Example]:
         else:
             for number, line in enumerate(_lines(file), 1):
                 pairs += _line_pair(model, line, Origin(file, number))
-    return list(model.signature.examples(pairs, with_labels=False))
+    _say_what_is_unknown(model, pairs)
+    return list(model.signature.examples(pairs, with_labels=False, convert=True))
 
 
 def read_input(model: TrainedModel, source: str, target: str | None = None) -> Example:
@@ -47,8 +48,29 @@ def read_input(model: TrainedModel, source: str, target: str | None = None) -> E
         wanted, pairs = "a sound file or a .npy file", _file_pair(Path(source))
     if not pairs:
         raise DataError(f"the input {source!r} is not {wanted}, which is what the network takes")
-    [example] = signature.examples(pairs, with_labels=False, unseen_as_null=False)
+    [example] = signature.examples(pairs, with_labels=False, unseen_as_null=False, convert=True)
     return example if target is None else replace(example, labels=_labels(model, target))
+
+
+def _say_what_is_unknown(model: TrainedModel, pairs: Sequence[Pair]) -> None:
+    """Of letters that count as nothing a sentence on standard error, with the first of them."""
+    sources = model.signature.sources
+    if sources is None:
+        return
+    unknown = [
+        (pair, symbol)
+        for pair in pairs
+        if isinstance(pair.source, tuple)
+        for symbol in sources.respelt(pair.source)
+        if symbol not in sources.symbols
+    ]
+    if unknown:
+        pair, symbol = unknown[0]
+        print(
+            f"transduce: {pair.origin}: {symbol!r} was not in the training data and counts as "
+            f"nothing, as do {len(unknown) - 1} more in all; output for them means little",
+            file=sys.stderr,
+        )
 
 
 def _labels(model: TrainedModel, target: str) -> Tensor:
@@ -67,7 +89,7 @@ def read_spectrogram(model: TrainedModel, pair: Pair) -> Tensor | None:
     features = model.signature.features
     if features is None or not isinstance(pair.source, Audio):
         return None
-    return FrameReader(features.as_spectrogram())(pair)
+    return FrameReader(features.as_spectrogram(), convert=True)(pair)
 
 
 def _file_pair(file: Path) -> list[Pair]:

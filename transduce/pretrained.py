@@ -129,10 +129,16 @@ class Model:
         signature = self.trained.signature
         if isinstance(source, str) and signature.source_notation is not None:
             source = signature.source_notation.symbols(source)
-        known = set(signature.sources.symbols if signature.sources else ())
-        symbols = tuple(s if s in known else _as_known(s, known, name) for s in source)
+        assert signature.sources is not None
+        symbols, known = tuple(signature.sources.respelt(source)), set(signature.sources.symbols)
         if not symbols:
             raise DataError(f"{name!r} has nothing to read; give a word")
+        for symbol in symbols:
+            if symbol not in known:
+                raise DataError(
+                    f"{name}: {symbol!r} is no symbol that the model knows; it knows "
+                    f"{' '.join(sorted(known))}"
+                )
         return symbols
 
     def each(
@@ -220,14 +226,3 @@ def _uncompiled(network: nn.Module) -> Iterator[None]:
     finally:
         for lstm, backend in zip(lstms, before, strict=True):
             lstm.backend = backend
-
-
-def _as_known(symbol: str, known: set[str], name: str) -> str:
-    """The other case of a symbol that is not known so, or an apostrophe for a typographic one."""
-    apostrophe = "'" if symbol == "\N{RIGHT SINGLE QUOTATION MARK}" else symbol
-    for near in (symbol.lower(), symbol.upper(), apostrophe):
-        if near in known:
-            return near
-    raise DataError(
-        f"{name}: {symbol!r} is no symbol that the model knows; it knows {' '.join(sorted(known))}"
-    )

@@ -17,6 +17,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
+from transduce.checkpoint import CONFIG_FILE
 from transduce.cli.runs import Device, load_runs, runs_and_files, test_pairs
 from transduce.cli.terminal import sentences, working
 from transduce.data.pairs import DataError, skipped_report
@@ -38,16 +39,22 @@ def train(
     Parameters
     ----------
     recipe
-        A TOML file. Each of its settings is also an option: --train.learning_rate 1e-3
+        A TOML file. Each of its settings is also an option: --train.learning_rate 1e-3. The file
+        config.toml in the folder of any run has all of them.
     settings
         Such options.
     run
         The folder for the weights and the metrics; runs/NAME-OF-THE-RECIPE if it is not given.
     resume
-        Go on where the run in that folder was stopped, as if it never had been.
+        Go on where the run in that folder was stopped, as if it never had been, with its own
+        settings; such as --train.max_epochs may be given anew.
     """
     with sentences():
-        _fit(read_recipe(recipe, _overrides(settings)), run or Path("runs") / recipe.stem, resume)
+        folder = run or Path("runs") / recipe.stem
+        if resume and not (folder / CONFIG_FILE).is_file():
+            raise ValueError(f"there is no run in {folder} to go on with; check --run")
+        described = folder / CONFIG_FILE if resume else recipe
+        _fit(read_recipe(described, _overrides(settings)), folder, resume)
 
 
 def evaluate(

@@ -50,6 +50,9 @@ def test_pairs(
     signature = model.signature
     if data is None:
         folders = [run if run.is_dir() else run.parent for run in runs]
+        for run, folder in zip(runs, folders, strict=True):
+            if not (folder / CONFIG_FILE).is_file():
+                raise ValueError(f"{run} comes without data; give a file to evaluate on")
         first, *others = (_data_of(folder) for folder in folders)
         for folder, other in zip(folders[1:], others, strict=True):
             # What one has not seen may be what another was trained on.
@@ -77,6 +80,8 @@ def test_pairs(
 def own_pairs(run: Path) -> Sequence[Pair]:
     """A run's test set, or else its validation set; none, saying so, where its data is not here."""
     folder = run if run.is_dir() else run.parent
+    if not (folder / CONFIG_FILE).is_file():
+        return ()
     try:
         splits = read_splits(_data_of(folder), [])
     except (DataError, RecipeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from transduce.recipe import RecipeError
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """What the user can mend is said in a sentence, and the exit code is 1."""
+    """What the user can mend is said in a sentence, and the exit code is 1; 130 after Ctrl-C."""
     try:
         yield
     except (DataError, RecipeError, CheckpointError, ValueError) as error:
@@ -32,7 +33,8 @@ def sentences() -> Iterator[None]:
             "check the path, its permissions and the room on its disk"
         ) from None
     except KeyboardInterrupt:
-        raise SystemExit("transduce: stopped") from None
+        print("transduce: stopped", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 @contextmanager

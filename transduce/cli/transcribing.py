@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -65,7 +65,7 @@ def transcribe(
         if model.config.network == "prediction":
             raise ValueError(f"{run} is a prediction network, which has no input to transcribe")
         examples = read_inputs(model, inputs)
-        width = max(beam_width, n_best)
+        width = _width(beam_width, n_best)
         timed = form == "textgrid" or (form == "json" and model.config.network == "transducer")
         with working(f"{len(examples)} inputs", len(examples)) as done:
             found = recognise(
@@ -75,7 +75,9 @@ def transcribe(
         transcripts = [
             transcript(model, example, best) for example, best in zip(examples, found, strict=True)
         ]
-        _write(transcripts, form, timestamps, output)
+        write = _Writer(form, timestamps, output)
+        for one in transcripts:
+            write(one)
 
 
 def phonemize(
@@ -100,12 +102,13 @@ def phonemize(
         How many pronunciations of each, a line each: word, probability, phonemes.
     """
     with sentences():
+        width = _width(beam_width, n_best)
         pronouncer = load(model)
         if pronouncer.trained.signature.sources is None:
             raise ValueError(f"{model} does not read text; give a model that does")
         at_once = 1 if not words and sys.stdin.isatty() else AT_ONCE
         found = pronouncer.each(
-            words or sys.stdin, beam_width=beam_width, n_best=n_best, at_once=at_once
+            words or sys.stdin, beam_width=width, n_best=n_best, at_once=at_once
         )
         wrong = False
         for number, one in enumerate(found, 1):
@@ -129,8 +132,10 @@ def recognize(
 
     Example: transduce recognize speech.wav --format textgrid --output .
 
-    A line for each phone: start, peak and end in seconds, and how sure it is. Of several files,
-    each is named before its phones.
+    A line for each phone: start, peak and end in seconds, between which the network emits it, and
+    how sure it is; a TextGrid's intervals reach from one peak to the next. Of several files, each
+    is named before its phones. One that cannot be read is named on standard error, and the exit
+    code is then 1.
 
     Parameters
     ----------
@@ -151,12 +156,26 @@ def recognize(
         recogniser = load(model)
         if recogniser.trained.signature.features is None:
             raise ValueError(f"{model} does not hear sound; give a model that does")
+        width, write = _width(beam_width), _Writer(form, True, output, named=len(sounds) > 1)
+        wrong = False
         with working(f"{len(sounds)} files", len(sounds)) as done:
-            found = []
             for sound in sounds:
-                found.append(recogniser(sound, beam_width=beam_width, with_timings=True))
+                try:
+                    write(recogniser(sound, beam_width=width, with_timings=True))
+                except DataError as error:
+                    print(f"transduce: {error}", file=sys.stderr)
+                    wrong = True
                 done(1)
-        _write(found, form, True, output, named=len(sounds) > 1)
+    if wrong:
+        raise SystemExit(1)
+
+
+def _width(beam_width: int, n_best: int = 1) -> int:
+    """Of the search: wide enough for as many outputs as are wanted."""
+    for name, number in (("--beam-width", beam_width), ("--n-best", n_best)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, not {number}")
+    return max(beam_width, n_best)
 
 
 def _pronunciations(found: Transcript | DataError | None, n_best: int) -> str:
@@ -170,25 +189,32 @@ def _pronunciations(found: Transcript | DataError | None, n_best: int) -> str:
     )
 
 
-def _write(
-    transcripts: Sequence[Transcript],
-    form: str,
-    timestamps: bool,
-    output: Path | None,
-    named: bool = False,  # a line with its name before each text that is printed
-) -> None:
-    """Print them, or write each into a file of its own, whole or not at all."""
+class _Writer:
+    """Prints transcripts, or writes each into a file of its own, whole or not at all."""
 
-    def text(one: Transcript) -> str:
-        if form == "json":
+    def __init__(
+        self,
+        form: str,
+        timestamps: bool,
+        output: Path | None,
+        named: bool = False,  # a line with its name before each text that is printed
+    ) -> None:
+        self.form, self.timestamps, self.output, self.named = form, timestamps, output, named
+        self.names: Counter[str] = Counter()
+
+    def __call__(self, one: Transcript) -> None:
+        if self.output is None:
+            named = self.named and self.form == "txt"
+            print(f"{one.name}\n{self._text(one)}" if named else self._text(one))
+            return
+        name = one.name.replace(os.sep, "-")
+        self.names[name] += 1
+        if self.names[name] > 1:  # two inputs of one name
+            name = f"{name}-{self.names[name]}"
+        suffix = {"txt": ".txt", "json": ".json", "textgrid": ".TextGrid"}[self.form]
+        write_by_rename(self.output / (name + suffix), (self._text(one) + "\n").encode())
+
+    def _text(self, one: Transcript) -> str:
+        if self.form == "json":
             return json_lines([one])
-        return one.as_textgrid() if form == "textgrid" else one.as_text(timestamps)
-
-    if output is None:
-        for one in transcripts:
-            print(f"{one.name}\n{text(one)}" if named and form == "txt" else text(one))
-        return
-    suffix = {"txt": ".txt", "json": ".json", "textgrid": ".TextGrid"}[form]
-    for one in transcripts:
-        path = output / (one.name.replace(os.sep, "-") + suffix)
-        write_by_rename(path, (text(one) + "\n").encode())
+        return one.as_textgrid() if self.form == "textgrid" else one.as_text(self.timestamps)

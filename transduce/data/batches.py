@@ -70,7 +70,8 @@ def text_examples(
     unseen_as_null: bool = False,
     skipped: list[DataError] | None = None,
 ) -> list[Example]:
-    """Pairs of symbols as ids. A symbol that an alphabet lacks is a DataError.
+    """Pairs of symbols as ids. A symbol that an alphabet lacks is a DataError, unless it is a
+    source's and known in its other case.
 
     With `unseen_as_null` a source's is null, the vector of zeros, so that what a test set asks can
     be answered. Without target alphabet there are no labels, as when targets are not known.
@@ -82,7 +83,7 @@ def text_examples(
             if unseen_as_null:
                 ids = sources.encode_known(symbols)
             else:
-                ids = encode(pair, symbols, sources)
+                ids = encode(pair, tuple(sources.respelt(symbols)), sources)
             if not ids:
                 raise pair.origin.error("the source is empty; write it, or leave the line out")
             examples.append(Example(pair, torch.tensor(ids), _labels(pair, targets)))
