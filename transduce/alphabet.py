@@ -39,11 +39,12 @@ class Alphabet:
     def respelt(self, symbols: Iterable[str]) -> list[str]:
         """The symbols, those that the alphabet lacks in the other case, or with a plain apostrophe
         for a typographic one, if it has them so."""
-        return [self._respelt(symbol) for symbol in symbols]
+        known = self._ids
+        return [symbol if symbol in known else self._respelt(symbol) for symbol in symbols]
 
     def _respelt(self, symbol: str) -> str:
         plain = "'" if symbol == "\N{RIGHT SINGLE QUOTATION MARK}" else symbol
-        spellings = (symbol, symbol.lower(), symbol.upper(), plain)
+        spellings = (symbol.lower(), symbol.upper(), plain)
         return next((near for near in spellings if near in self._ids), symbol)
 
     def decode(self, ids: Sequence[int]) -> list[str]:
