@@ -99,7 +99,7 @@ def evaluate(
         if as_json:
             print(json.dumps(row.as_dict(), ensure_ascii=False))
         else:
-            _show([row])
+            _show([row], with_paper=False)
 
 
 def table(
@@ -127,7 +127,7 @@ def table(
         for run in folders:
             folder = _trained(run, _overrides(settings))
             rows.append(_evaluated([folder], None, "text", beam_width, device, skip_bad))
-        _show(rows)
+        _show(rows, with_paper=True)
 
 
 def demo(*, run: Path = Path("runs/demo"), seed: int = 0, figure: Path | None = None) -> None:
@@ -235,9 +235,9 @@ def _evaluated(
     return row
 
 
-def _show(rows: Sequence[Evaluation]) -> None:
+def _show(rows: Sequence[Evaluation], *, with_paper: bool) -> None:
     console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(results_table(rows))
+    console.print(results_table(rows, with_paper=with_paper))
     for row in rows:
         if row.detail is not None and len(rows) == 1:
             console.print(row.detail)
