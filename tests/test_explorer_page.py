@@ -147,6 +147,27 @@ def address_of(page):
     return parse_qs(urlsplit(page.url).fragment, keep_blank_values=True)
 
 
+def words_of(page):
+    """All that is written in the figure, when it is drawn again: text, left, right, y."""
+    return page.evaluate(
+        """async () => {
+            const words = [];
+            const { prototype } = CanvasRenderingContext2D;
+            const write = prototype.fillText;
+            prototype.fillText = function (text, x, y) {
+                const { width } = this.measureText(text);
+                const left = x - width * { left: 0, center: 0.5, right: 1 }[this.textAlign];
+                words.push([text, left, left + width, y]);
+                write.call(this, text, x, y);
+            };
+            window.dispatchEvent(new Event("resize"));
+            await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
+            prototype.fillText = write;
+            return words;
+        }"""
+    )
+
+
 def picture(page):
     return page.locator("#figure").evaluate("canvas => canvas.toDataURL()")
 
@@ -242,6 +263,21 @@ def test_the_sensitivities_that_are_drawn_are_the_crosshairs(text, new_page):
     )
     strongest = expected.inputs.abs().amax(1)
     assert torch.tensor(light).argmax() == strongest.argmax()
+
+
+def test_nodes_count_from_0_as_those_of_the_command_do(text, new_page):
+    page = new_page(text[1] + "#text=abccba&target=A+B+C&node=2,3")
+    settled(page)
+    expect(page.locator("#readout")).to_contain_text("Node 2,3 of 0,0 to 5,3, the last label C:")
+    timing = view_lattice(
+        text[0].model, text[0].model.signature.input_of("abccba"), [1, 2, 3]
+    ).timings[2]
+    expect(page.locator("#readout")).to_contain_text(
+        f"C is emitted at frame {timing.frame} ({timing.start} to {timing.end})"
+    )
+    words = words_of(page)
+    [axis] = [y - 15 for word, _, _, y in words if word == "frame t"]
+    assert [word for word, _, _, y in words if y == axis] == [str(t) for t in range(6)]
 
 
 def test_a_typed_word_is_read_and_what_it_has_unknown_is_named(text, new_page):
@@ -387,7 +423,7 @@ def test_the_search_is_stepped_through_frame_by_frame(text, new_page):
     page.fill("#beam-width", "4")
     page.press("#beam-width", "Enter")
     steps = beam_search_steps(explorer.model.network, explorer.model.signature.input_of("bacca"), 4)
-    expect(page.locator("#step-name")).to_have_text("frame 1 of 5")
+    expect(page.locator("#step-name")).to_have_text("frame 0 of 0 to 4")
     for n in range(1, 6):
         rows = page.locator("#flows .after li").evaluate_all(
             "rows => rows.map(row => [row.dataset.labels, Number(row.dataset.logProb)])"
@@ -449,7 +485,7 @@ def test_what_the_server_has_forgotten_is_opened_again(text, new_page):
     page.click("#search-form button")
     page.wait_for_timeout(300)
     page.click("#search-form button")
-    expect(page.locator("#step-name")).to_have_text("frame 1 of 4")
+    expect(page.locator("#step-name")).to_have_text("frame 0 of 0 to 3")
 
 
 def test_a_server_that_has_gone_is_said_to_have(text, new_page):

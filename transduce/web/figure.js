@@ -288,7 +288,7 @@ function drawTimes(context, { times }, { viewport, model }, theme, place) {
     if (x > times.x + times.w + 1) break;
     context.fillStyle = theme.line;
     context.fillRect(x - 0.5, times.y, 1, 5);
-    const text = inSeconds ? `${(i * step).toFixed(digits)} s` : `${i * step + 1}`;
+    const text = inSeconds ? `${(i * step).toFixed(digits)} s` : `${i * step}`;
     write(context, text, clamp(x, times.x + 10, times.x + times.w - 12), times.y + 12, {
       colour: theme.muted,
       size: 10,

@@ -160,6 +160,7 @@ function markHypothesis(target) {
 
 // --- What is seen, in numbers and in the address ------------------------------------------------
 
+// A node is t,u as `transduce plot --at` takes it, and as the address holds it: both from 0.
 function tell() {
   const { lattice, node } = stage;
   const { t, u } = node;
@@ -168,11 +169,11 @@ function tell() {
   const [T, U] = [lattice.T, lattice.U];
   const seconds = secondsPerVector();
   const time = seconds ? ` (${(t * seconds).toFixed(2)} s)` : "";
-  const after = u === 0 ? "no label yet" : `${u} of ${U} labels, the last ${lattice.target[u - 1]}`;
+  const after = u === 0 ? "no label yet" : `the last label ${lattice.target[u - 1]}`;
   const arrows = [`null ${bars.output[0].toFixed(3)}`];
   if (next) arrows.push(`next label ${lattice.outputs[next]} ${bars.output[next].toFixed(3)}`);
   const parts = [
-    `Frame ${t + 1} of ${T}${time}, ${after}: ${arrows.join(", ")}.`,
+    `Node ${t},${u}${time} of 0,0 to ${T - 1},${U}, ${after}: ${arrows.join(", ")}.`,
     `ln α ${decimal(lattice.at("forward", t, u), 2)}, ln β ${decimal(lattice.at("backward", t, u), 2)};`,
     `the alignment passes here with probability ${power(lattice.at("product", t, u))}.`,
     `ln Pr(y|x) ${decimal(lattice.logLikelihood, 2)}.`,
@@ -201,7 +202,7 @@ function tell() {
 // Where a label sits in time: the peak, and between which times it is with 90 %.
 function whenEmitted(symbol, { start, frame, end, confidence }) {
   const seconds = secondsPerVector();
-  const time = (t) => (seconds ? (t * seconds).toFixed(2) : String(t + 1));
+  const time = (t) => (seconds ? (t * seconds).toFixed(2) : String(t));
   const unit = seconds ? " s" : "";
   const peak = seconds ? `at ${time(frame)}${unit}` : `at frame ${time(frame)}`;
   const range = `${time(start)} to ${time(end)}${unit}`;

@@ -44,7 +44,7 @@ export class SearchPanel {
     }
   }
 
-  // B after frame n, counted from 1; 0 is how the search begins.
+  // B after n frames, which count from 0 as everywhere; with none is how the search begins.
   show(n) {
     this.now = Math.min(this.steps.length - 1, Math.max(0, n));
     const last = this.steps.length - 1;
@@ -52,7 +52,7 @@ export class SearchPanel {
     $("step-back").disabled = this.now === 0;
     $("step-on").disabled = this.now === last;
     $("step-name").textContent =
-      this.now === 0 ? "before the first frame" : `frame ${this.now} of ${last}`;
+      this.now === 0 ? "before the first frame" : `frame ${this.now - 1} of 0 to ${last - 1}`;
     this.told.cursor(this.now === 0 ? null : this.now - 0.5);
     const after = this.steps[this.now];
     const before = this.now > 0 ? this.steps[this.now - 1] : [];
@@ -64,7 +64,7 @@ export class SearchPanel {
     const from = Math.max(0, shared - CONTEXT);
     const total = after.reduce((sum, [, logProb]) => sum + Math.exp(logProb - after[0][1]), 0);
     const share = (logProb) => Math.exp(logProb - after[0][1]) / total;
-    const frame = this.now === 0 ? "the first frame" : `frame ${this.now}`;
+    const frame = this.now === 0 ? "the first frame" : `frame ${this.now - 1}`;
     const titles = [`B before ${frame}`, "", this.now === 0 ? "B" : `B after ${frame}`];
     $("flows").replaceChildren(
       ...titles.map((textContent) => element("h3", { textContent })),
