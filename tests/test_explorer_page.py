@@ -318,6 +318,25 @@ def test_what_cannot_be_shown_gets_a_message_and_the_page_lives_on(text, new_pag
     pick(page, "abc")
 
 
+def test_a_problem_is_gone_when_the_next_thing_is_done(text, new_page):
+    page = new_page(text[1])
+    pick(page, "cabbac")
+    for action in (
+        lambda: page.click("#maps span:text-is('forward')"),
+        lambda: page.click("#search-form button"),
+        lambda: page.click("#figure"),
+        lambda: page.fill("#find", "b"),
+        lambda: page.fill("#text", "ab"),
+    ):
+        page.fill("#target", "Q")
+        page.press("#target", "Enter")
+        expect(page.locator("#message")).to_be_visible()
+        page.click("#message p")
+        expect(page.locator("#message")).to_be_visible()
+        action()
+        expect(page.locator("#message")).to_be_hidden()
+
+
 def test_maps_and_scales_are_chosen_by_mouse_or_key(text, new_page):
     page = new_page(text[1] + "#text=abccba&target=A+B+C&node=2,1")
     settled(page)
@@ -597,7 +616,9 @@ def test_a_file_that_is_no_sound_gets_a_message(heard, new_page):
     page = new_page(heard[1])
     pick(page, "tone")
     drop(page, "bad.wav", b"no sound at all")
-    expect(page.locator("#message p")).to_contain_text("Bad.wav is not sound that can be read")
+    expect(page.locator("#message p")).to_contain_text(
+        "The file bad.wav is not sound that can be read"
+    )
     drop(page, "large.wav", 20_000_001)
     expect(page.locator("#message p")).to_contain_text("larger than 20 MB")
     expect(page.locator("#input-name")).to_have_text("tone")
@@ -611,5 +632,7 @@ def test_an_example_that_is_gone_gets_a_message(heard, new_page):
     page = new_page(heard[1])
     page.click("#examples strong:text-is('gone')")
     expect(page.locator("#message p")).to_contain_text("check the path")
+    path = str(heard[0].pairs[1].source.path)
+    expect(page.locator("#message p")).to_contain_text(path)
     pick(page, "tone")
     expect(page.locator("#message")).to_be_hidden()

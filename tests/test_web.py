@@ -259,6 +259,9 @@ def test_a_source_with_an_unknown_symbol_is_read_and_the_symbol_named(text):
     assert opened(client_of(text), "cxb")["notes"] == [
         "x was not in the training data, and counts as nothing."
     ]
+    assert opened(client_of(text), "xcyzb")["notes"] == [
+        "x, y and z were not in the training data, and count as nothing."
+    ]
     assert opened(client_of(text))["notes"] == []
 
 

@@ -24,9 +24,10 @@ async function fetched(path, options) {
   throw new Problem(sentence(message), response.status);
 }
 
+// Where it begins with a word, in upper case: a file's name or path keeps its spelling.
 function sentence(text) {
   const full = /[.!?…]$/.test(text) ? text : `${text}.`;
-  return full[0].toUpperCase() + full.slice(1);
+  return /^[a-z]+ /.test(full) ? full[0].toUpperCase() + full.slice(1) : full;
 }
 
 function asked(path, body) {

@@ -165,7 +165,8 @@ class Explorer:
         frames = self.model.signature.input_of(wave)
         if not len(frames):
             raise ValueError(
-                f"{pair.name} is shorter than one window of {round(1000 * features.window)} ms"
+                f"the sound {pair.name} is shorter than one window "
+                f"of {round(1000 * features.window)} ms"
             )
         example = Example(pair, frames, torch.empty(0, dtype=torch.int64))
         return self._opened(Input(example, pair.target, wave))
@@ -177,14 +178,16 @@ class Explorer:
         unseen = sorted(set(pair.source) - set(sources.symbols))
         if not unseen:
             return ()
-        are = "was" if len(unseen) == 1 else "were"
-        return (f"{', '.join(unseen)} {are} not in the training data, and counts as nothing.",)
+        if len(unseen) == 1:
+            return (f"{unseen[0]} was not in the training data, and counts as nothing.",)
+        some = f"{', '.join(unseen[:-1])} and {unseen[-1]}"
+        return (f"{some} were not in the training data, and count as nothing.",)
 
     def _opened(self, opened: Input) -> dict[str, Any]:
         """What the page is told of an input: its N-best, and the name to ask for more by."""
         if opened.example.num_frames > MAX_FRAMES:
             raise ValueError(
-                f"{opened.example.pair.name} has {opened.example.num_frames} frames; "
+                f"the input {opened.example.pair.name} has {opened.example.num_frames} frames; "
                 f"{MAX_FRAMES} can be shown"
             )
         notes = list(opened.notes)

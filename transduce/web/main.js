@@ -29,6 +29,12 @@ function hush() {
   $("message").hidden = true;
 }
 
+// Whoever goes on has read what was wrong. A note of the input stays with it.
+function goesOn({ target }) {
+  const isAction = target.closest("button, input, textarea, canvas") !== null;
+  if (isAction && $("message").classList.contains("problem")) hush();
+}
+
 // What a person can mend is said; what the server has forgotten is opened again.
 function failed(error) {
   if (!(error instanceof Problem)) {
@@ -363,6 +369,7 @@ function listen() {
   on("share", "click", share);
   on("save", "click", () => save().catch(failed));
   $("message").querySelector("button").addEventListener("click", hush);
+  for (const event of ["click", "input"]) document.addEventListener(event, goesOn, true);
   window.addEventListener("hashchange", () => location.hash !== written && readAddress());
   window.addEventListener("dragover", (event) => {
     event.preventDefault();
