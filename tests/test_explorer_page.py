@@ -17,6 +17,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from transduce.analysis import output_bars, sensitivity, view_lattice
 from transduce.decoding import beam_search_steps
+from transduce.web import explorer as exploring
 from transduce.web.explorer import Explorer
 from transduce.web.server import create_app
 
@@ -299,14 +300,19 @@ def test_what_cannot_be_shown_gets_a_message_and_the_page_lives_on(text, new_pag
     page.fill("#target", "A Q B")
     page.press("#target", "Enter")
     expect(page.locator("#message p")).to_have_text(
-        "'Q' is not a symbol of the model; it has A B C DD."
+        "'Q' is not a symbol of the model; it has A B C DD. "
+        "What is shown is still the target before."
     )
     page.fill("#text", "a" * 400)
     page.press("#text", "Enter")
     expect(page.locator("#message p")).to_contain_text("400 symbols; 300 can be shown")
     page.fill("#text", "")
     page.press("#text", "Enter")
-    expect(page.locator("#message p")).to_have_text("There is nothing written; type a word.")
+    expect(page.locator("#message p")).to_have_text(
+        "There is nothing written; type a word. What is shown is still cabbac."
+    )
+    for name in ("#input-name", "#outputs-name"):
+        expect(page.locator(name)).to_have_text("cabbac")
     page.fill("#target", "A DD B")
     page.press("#target", "Enter")
     settled(page)
@@ -314,8 +320,23 @@ def test_what_cannot_be_shown_gets_a_message_and_the_page_lives_on(text, new_pag
     assert address_of(page)["target"] == ["A DD B"]
     page.goto(text[1] + "#example=999")
     page.reload()
-    expect(page.locator("#message p")).to_contain_text("There is no example 999")
+    expect(page.locator("#message p")).to_have_text("There is no example 999; there are 7.")
     pick(page, "abc")
+
+
+def test_a_lattice_is_never_left_beside_the_outputs_of_another_input(text, new_page, monkeypatch):
+    page = new_page(text[1])
+    pick(page, "abc")
+    page.fill("#find", "")
+    monkeypatch.setattr(exploring, "MAX_CELLS", 2)
+    page.click("#examples strong:text-is('cabbac')")
+    expect(page.locator("#message p")).to_contain_text("is too large to be shown")
+    expect(page.locator("#outputs-name")).to_have_text("cabbac")
+    expect(page.locator("#lattice")).to_be_hidden()
+    monkeypatch.undo()
+    page.click("#hypotheses button >> nth=0")
+    expect(page.locator("#input-name")).to_have_text("cabbac")
+    expect(page.locator("#lattice")).to_be_visible()
 
 
 def test_a_problem_is_gone_when_the_next_thing_is_done(text, new_page):
@@ -621,6 +642,7 @@ def test_a_file_that_is_no_sound_gets_a_message(heard, new_page):
     )
     drop(page, "large.wav", 20_000_001)
     expect(page.locator("#message p")).to_contain_text("larger than 20 MB")
+    expect(page.locator("#message p")).to_contain_text("What is shown is still tone.")
     expect(page.locator("#input-name")).to_have_text("tone")
     good = {"name": "good.wav", "mimeType": "audio/wav", "buffer": wav_bytes(sound())}
     page.set_input_files("#file", good)

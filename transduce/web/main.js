@@ -35,14 +35,20 @@ function goesOn({ target }) {
   if (isAction && $("message").classList.contains("problem")) hush();
 }
 
-// What a person can mend is said; what the server has forgotten is opened again.
-function failed(error) {
+// What a person can mend is said, and then what is left on the page; what the server has forgotten
+// is opened again.
+function failed(error, left = "") {
   if (!(error instanceof Problem)) {
     console.error(error);
     say("Something went wrong in this page; load it again.");
   } else if (error.status === 410 && source !== null) {
     open(source, currentView());
-  } else say(error.message);
+  } else say(`${error.message} ${left}`.trim());
+}
+
+// What is on the page when an input, or a target, was refused.
+function stillShown(what = opened?.name) {
+  return $("lattice").hidden ? "" : `What is shown is still ${what}.`;
 }
 
 // --- Inputs -------------------------------------------------------------------------------------
@@ -57,6 +63,7 @@ async function open(wanted, view = {}) {
     [source, opened] = [wanted, found];
     player.setInput(opened.input);
     search.setInput(opened.input);
+    $("outputs-name").textContent = opened.name;
     listHypotheses();
     markExample();
     for (const id of ["outputs", "search"]) $(id).hidden = false;
@@ -69,7 +76,9 @@ async function open(wanted, view = {}) {
     const best = opened.hypotheses.length ? opened.hypotheses[0].symbols : [];
     await showLattice(view.target ?? best, view, mine);
   } catch (error) {
-    if (mine === turn) failed(error);
+    if (mine !== turn) return;
+    if (source === wanted) $("lattice").hidden = true; // it was of the input before
+    failed(error, stillShown());
   } finally {
     if (mine === turn) document.body.classList.remove("busy");
   }
@@ -88,7 +97,7 @@ async function showLattice(target, view = {}, mine = ++turn) {
 
 function attempt(target) {
   hush();
-  showLattice(target).catch(failed);
+  showLattice(target).catch((error) => failed(error, stillShown("the target before")));
 }
 
 async function listThem(first = 0) {
@@ -315,7 +324,8 @@ function element(name, className = "", text = "") {
 function takeFile(file) {
   if (!file) return;
   if (file.size > model.max_bytes) {
-    say(`${file.name} is larger than ${model.max_bytes / 1e6} MB; choose a shorter part.`);
+    const problem = `The file ${file.name} is larger than ${model.max_bytes / 1e6} MB;`;
+    failed(new Problem(`${problem} choose a shorter part.`), stillShown());
   } else open({ kind: "sound", file });
 }
 
