@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
+from itertools import pairwise
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -167,6 +168,19 @@ def words_of(page):
             return words;
         }"""
     )
+
+
+def rows_of(words, wanted):
+    """Of the words that are wanted, those that stand in one line, from left to right."""
+    rows = {}
+    for word in words:
+        if wanted(word[0]):
+            rows.setdefault(word[3], []).append(word)
+    return [sorted(row, key=lambda word: word[1]) for row in rows.values()]
+
+
+def apart(row):
+    return all(right <= left for (_, _, right, _), (_, left, _, _) in pairwise(row))
 
 
 def picture(page):
@@ -577,6 +591,25 @@ def test_equal_steps_of_a_map_look_equal(text, new_page):
     ]
     steps = np.linalg.norm(np.diff(seen, axis=0), axis=1)
     assert np.all(np.diff(seen[:, 0]) > 0) and steps.max() < 1.4 * steps.min()
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+def test_of_a_long_text_the_letters_that_fit_are_written(width, text, new_page):
+    letters = "abc" * 66 + "ab"
+    page = new_page(text[1] + f"#text={letters}&target=A+B&node=101,1", width)
+    settled(page)
+    strip = rows_of(words_of(page), lambda word: word in "abc")[0]
+    assert 10 < len(strip) < 200 and apart(strip)
+    crosshair = (
+        place(page, text[0], 200, 2, 101, 1)[0] - page.locator("#figure").bounding_box()["x"]
+    )
+    [here] = [word for word, left, right, _ in strip if left <= crosshair <= right]
+    assert here == letters[101]
+    page.goto(text[1] + "#text=abccba&target=A+B&node=1,1")
+    page.reload()
+    settled(page)
+    strip = rows_of(words_of(page), lambda word: word in "abc")[0]
+    assert "".join(word for word, *_ in strip) == "abccba"
 
 
 def test_the_figure_is_sharp_on_a_fine_screen(text, new_page):

@@ -206,13 +206,19 @@ function drawPicture(context, { picture }, { lattice, images, viewport, model, n
     clipped(context, picture, () => drawPart(context, images.picture, picture, part));
     return;
   }
+  // Every symbol, or every n-th where no more fit; at the crosshair its own, in place of those near.
+  const [size, n] = [14, model.frames_per_vector];
+  context.font = `700 ${size}px ${FONT}`;
+  const widest = Math.max(...lattice.source.map((symbol) => context.measureText(symbol).width));
+  const least = ((widest + 2) * n) / place.perVector; // symbols from one to the next
+  const every = Math.ceil(least);
   clipped(context, picture, () => {
     lattice.source.forEach((symbol, i) => {
-      const t = (i + 0.5) / model.frames_per_vector;
-      const here = Math.floor(t) === node.t;
-      const options = { size: 14, align: "center", weight: here ? 700 : 400 };
-      const y = picture.y + picture.h / 2 + 1;
-      write(context, symbol, place.x(t), y, { ...options, colour: theme.ink });
+      const here = Math.floor(i / n) === node.t;
+      const apart = Math.min(Math.abs(i - n * node.t), Math.abs(i - n * node.t - n + 1));
+      if (here ? (i % n) % every : i % every || apart < least) return;
+      const options = { size, align: "center", weight: here ? 700 : 400, colour: theme.ink };
+      write(context, symbol, place.x((i + 0.5) / n), picture.y + picture.h / 2 + 1, options);
     });
   });
 }
