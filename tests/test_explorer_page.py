@@ -666,6 +666,29 @@ def test_a_dropped_sound_is_recognised_and_played(heard, new_page):
     )
 
 
+def test_in_a_narrow_figure_the_timings_name_labels_all_along(heard, new_page):
+    named = new_page(heard[1]).evaluate(
+        """async () => {
+            const { labelsThatFit } = await import("./figure.js");
+            const context = new OffscreenCanvas(1, 1).getContext("2d");
+            const target = Array.from({ length: 100 }, (_, i) => ["ih", "w", "DD"][i % 3]);
+            const timings = target.map((_, i) => ({ frame: 3 * i }));
+            const place = { x: (t) => 1.1 * t };
+            const named = labelsThatFit(context, { target, timings }, { u: 51 }, place);
+            return [...named].map((i) => {
+                const [x, { width }] = [place.x(3 * i + 0.5), context.measureText(target[i])];
+                return [i, x - width / 2, x + width / 2, i % 3];
+            });
+        }"""
+    )
+    assert 50 in [i for i, *_ in named], "the crosshair's own is named"
+    lanes = rows_of(named, lambda i: True)
+    assert len(lanes) == 3 and all(apart(lane) for lane in lanes)
+    for lane in lanes:
+        for (i, *_), (j, *_) in pairwise(lane):
+            assert j - i <= 12, "or else another would have fitted between"
+
+
 def test_a_file_that_is_no_sound_gets_a_message(heard, new_page):
     page = new_page(heard[1])
     pick(page, "tone")

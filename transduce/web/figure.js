@@ -177,6 +177,7 @@ function drawLabelAxis(context, { axis, heat }, { lattice, node, viewport }, the
 // When each label is emitted: from the 5 % to the 95 % quantile, a mark at the peak.
 function drawTrack(context, { track }, { lattice, viewport, node }, theme, place) {
   frame(context, track, theme);
+  const named = labelsThatFit(context, lattice, node, place);
   clipped(context, track, () => {
     const lane = (track.h - 4) / LANES;
     lattice.timings.forEach(({ start, frame: peak, end }, i) => {
@@ -191,11 +192,30 @@ function drawTrack(context, { track }, { lattice, viewport, node }, theme, place
       const middle = place.x(peak + 0.5);
       context.fillRect(middle - 1, y + lane - 7, 2, 7);
       const options = { align: "center", weight: here ? 700 : 400, colour: theme.ink };
-      if (place.perVector * lattice.T > 9 * lattice.U || here) {
-        write(context, lattice.target[i], middle, y + lane / 2 - 2.5, options);
-      }
+      if (named.has(i)) write(context, lattice.target[i], middle, y + lane / 2 - 2.5, options);
     });
   });
+}
+
+// The crosshair's label, and in each lane those from left to right that touch no other.
+export function labelsThatFit(context, { target, timings }, node, place) {
+  context.font = `700 11px ${FONT}`;
+  const ends = timings.map(({ frame: peak }, i) => {
+    const half = context.measureText(target[i]).width / 2 + 1;
+    return [place.x(peak + 0.5) - half, place.x(peak + 0.5) + half];
+  });
+  const here = node.u - 1;
+  const touch = (i, j) => ends[i][0] < ends[j][1] && ends[j][0] < ends[i][1];
+  const named = new Set();
+  const last = []; // of each lane
+  for (let i = 0; i < target.length; i++) {
+    const lane = i % LANES;
+    if (lane in last && touch(i, last[lane])) continue;
+    if (i !== here && here >= 0 && here % LANES === lane && touch(i, here)) continue;
+    named.add(i);
+    last[lane] = i;
+  }
+  return named;
 }
 
 function drawPicture(context, { picture }, { lattice, images, viewport, model, node }, theme, place) {
