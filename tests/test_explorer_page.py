@@ -641,6 +641,8 @@ def test_a_dropped_sound_is_recognised_and_played(heard, new_page):
     drop(page, "mine.wav", wav_bytes(sound(1.0), subtype="PCM_16"))
     settled(page)
     expect(page.locator("#input-name")).to_have_text("mine.wav")
+    expect(page.locator("#message")).to_be_hidden()
+    page.click("#share")
     expect(page.locator("#message p")).to_contain_text("cannot hold this sound")
     frames = explorer.model.signature.input_of(torch.from_numpy(sound(1.0)[:, 0]))
     symbols = page.input_value("#target").split()

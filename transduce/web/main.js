@@ -68,11 +68,7 @@ async function open(wanted, view = {}) {
     markExample();
     for (const id of ["outputs", "search"]) $(id).hidden = false;
     for (const id of ["play", "space-key"]) $(id).hidden = !opened.has_sound;
-    const notes = [...opened.notes];
-    if (wanted.kind === "sound") {
-      notes.push("An address that you copy cannot hold this sound: it names the file, no more.");
-    }
-    if (notes.length) say(notes.join(" "), false);
+    if (opened.notes.length) say(opened.notes.join(" "), false);
     const best = opened.hypotheses.length ? opened.hypotheses[0].symbols : [];
     await showLattice(view.target ?? best, view, mine);
   } catch (error) {
@@ -306,12 +302,12 @@ async function save() {
 
 async function share() {
   writeAddress();
+  const note = source.kind === "sound" ? " It cannot hold this sound: it names the file, no more." : "";
   try {
     await navigator.clipboard.writeText(location.href);
-    const note = source.kind === "sound" ? " It cannot hold the sound itself." : "";
     say(`The address of this view is copied.${note}`, false);
   } catch {
-    say(`Copy the address of this view from the browser's address bar.`, false);
+    say(`Copy the address of this view from the browser's address bar.${note}`, false);
   }
 }
 
