@@ -212,6 +212,20 @@ def test_an_example_is_picked_and_its_outputs_and_lattice_shown(text, new_page):
     assert page.input_value("#target") == "C A B B A C"
 
 
+def test_the_page_says_how_to_begin_and_what_its_search_searches(text, new_page):
+    explorer, address = text
+    page = new_page(address)
+    expect(page.locator("#nothing")).to_have_text("Pick an example, or type a word.")
+    expect(page.locator("#find")).to_have_attribute("placeholder", "Search names and targets")
+    with serving(Explorer(explorer.model, [], "letters")) as without:
+        page = new_page(without)
+        expect(page.locator("#nothing")).to_have_text("Type a word.")
+        expect(page.locator("#find")).to_be_hidden()
+    with serving(Explorer(sound_model(), [], "speech")) as without:
+        page = new_page(without)
+        expect(page.locator("#nothing")).to_have_text("Choose a sound file.")
+
+
 def test_the_crosshair_follows_the_mouse_and_the_bars_are_the_librarys(text, new_page):
     explorer, address = text
     page = new_page(address)

@@ -335,6 +335,15 @@ function describe() {
   $("drop-hint").textContent = `or drop one here (${model.max_seconds} s at most)`;
   $("find-label").textContent = `Pick one of ${model.num_examples.toLocaleString("en")} examples`;
   $("alphabet").textContent = model.symbols.join(" ");
+  $("nothing").textContent = howToBegin();
+}
+
+function howToBegin() {
+  const own = { text: "type a word", sound: "choose a sound file" }[model.kind];
+  const ways = [...(model.num_examples ? ["pick an example"] : []), ...(own ? [own] : [])];
+  if (!ways.length) return "The model takes frames; start transduce explore with --data.";
+  const text = ways.join(", or ");
+  return `${text[0].toUpperCase()}${text.slice(1)}.`;
 }
 
 function listen() {
