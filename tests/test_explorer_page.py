@@ -242,7 +242,7 @@ def test_the_crosshair_follows_the_mouse_and_the_bars_are_the_librarys(text, new
         page.wait_for_function(f"() => document.getElementById('figure').dataset.t == {t}")
         assert node(page) == (t, u)
         assert_bars(page, explorer, view)
-    assert "Frame 5 of 6, 1 of 6 labels, the last C" in page.text_content("#readout")
+    assert "Node 4,1 of 0,0 to 5,6, the last label C" in page.text_content("#readout")
     settled(page)
     x, y = place(page, explorer, 6, 6, 1, 1)
     page.mouse.click(x, y)  # holds it
