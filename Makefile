@@ -14,7 +14,6 @@ check: .venv/installed wheel
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest tests/test_promises.py
 
 # The wheel, imported where there is nothing else but PyTorch and NumPy.
 wheel: .venv/installed
