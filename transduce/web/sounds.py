@@ -9,6 +9,8 @@ import soundfile
 import torch
 from torch import Tensor
 
+from transduce.resampling import resample
+
 MAX_BYTES = 20_000_000  # of a file
 MAX_SECONDS = 60
 MAX_CHANNELS = 8
@@ -45,17 +47,10 @@ def decode_sound(content: bytes, name: str, sample_rate: int) -> Tensor:
         ) from None
     if not np.isfinite(samples).all():
         raise ValueError(f"the file {name} has samples that are not finite; convert it again")
-    return resampled(torch.from_numpy(samples), rate, sample_rate)
-
-
-def resampled(wave: Tensor, rate: int, wanted: int) -> Tensor:
-    """The sound [N] at another number of samples a second: its spectrum cut, or padded."""
-    if rate == wanted or not len(wave):
-        return wave
-    num_samples = max(1, round(len(wave) * wanted / rate))
-    spectrum = torch.fft.rfft(wave.double())[: num_samples // 2 + 1]
-    shorter: Tensor = torch.fft.irfft(spectrum, num_samples) * (num_samples / len(wave))
-    return shorter.float()
+    try:
+        return resample(torch.from_numpy(samples), rate, sample_rate)
+    except ValueError as error:  # of rates that nobody records at
+        raise ValueError(f"the file {name}: {error}; convert it to {sample_rate}") from None
 
 
 def encode_wav(wave: Tensor, sample_rate: int) -> bytes:
