@@ -42,6 +42,10 @@ class Alphabet:
         known = self._ids
         return [symbol if symbol in known else self._respelt(symbol) for symbol in symbols]
 
+    def unknown(self, symbols: Iterable[str]) -> list[str]:
+        """Those of the symbols, in their order, that the alphabet lacks however they are spelt."""
+        return [symbol for symbol in self.respelt(symbols) if symbol not in self._ids]
+
     def _respelt(self, symbol: str) -> str:
         plain = "'" if symbol == "\N{RIGHT SINGLE QUOTATION MARK}" else symbol
         spellings = (symbol.lower(), symbol.upper(), plain)

@@ -61,8 +61,7 @@ def _say_what_is_unknown(model: TrainedModel, pairs: Sequence[Pair]) -> None:
         (pair, symbol)
         for pair in pairs
         if isinstance(pair.source, tuple)
-        for symbol in sources.respelt(pair.source)
-        if symbol not in sources.symbols
+        for symbol in sources.unknown(pair.source)
     ]
     if unknown:
         pair, symbol = unknown[0]

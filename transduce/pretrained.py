@@ -130,16 +130,14 @@ class Model:
         if isinstance(source, str) and signature.source_notation is not None:
             source = signature.source_notation.symbols(source)
         assert signature.sources is not None
-        symbols, known = tuple(signature.sources.respelt(source)), set(signature.sources.symbols)
-        if not symbols:
+        if not source:
             raise DataError(f"{name!r} has nothing to read; give a word")
-        for symbol in symbols:
-            if symbol not in known:
-                raise DataError(
-                    f"{name}: {symbol!r} is no symbol that the model knows; it knows "
-                    f"{' '.join(sorted(known))}"
-                )
-        return symbols
+        for symbol in signature.sources.unknown(source):
+            raise DataError(
+                f"{name}: {symbol!r} is no symbol that the model knows; it knows "
+                f"{' '.join(sorted(signature.sources.symbols))}"
+            )
+        return tuple(signature.sources.respelt(source))
 
     def each(
         self, lines: Iterable[str], *, beam_width: int = 1, n_best: int = 1, at_once: int = AT_ONCE

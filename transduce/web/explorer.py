@@ -175,7 +175,7 @@ class Explorer:
         sources = self.model.signature.sources
         if sources is None or not isinstance(pair.source, tuple):
             return ()
-        unseen = sorted(set(sources.respelt(pair.source)) - set(sources.symbols))
+        unseen = sorted(set(sources.unknown(pair.source)))
         if not unseen:
             return ()
         if len(unseen) == 1:
