@@ -13,7 +13,7 @@ from transduce.alphabet import NULL
 from transduce.decoding.fusion import FusedScores
 from transduce.lstm.reference import step
 from transduce.networks import PredictionNetwork
-from transduce.nvrtc import Kernel, kernels
+from transduce.nvrtc import kernels
 
 SOURCE = Path(__file__).with_name("prefixes.cu").read_text()
 NAMES = ("enter", "prefix_sums", "extend", "plant", "step")
@@ -140,7 +140,7 @@ class Prefixes:
         self.parent[root] = self.child[root] = self.frame[root] = -1
         self.label[root], self.depth[root] = NULL, 0
         nothing = torch.zeros_like(self.h[root])
-        Prefixes._step_from(self, root, nothing, nothing)
+        self._step_from(root, nothing, nothing)
         if self.fused:
             rows = self.fused.extend([-1], [NULL])
             self.log_fused[root] = torch.from_numpy(rows).to(self.g.device)
@@ -239,5 +239,4 @@ class CompiledPrefixes(Prefixes):
         return self.log_fused if self.fused else None
 
     def _launch(self, name: str, threads: int, arguments: tuple[Tensor | int | None, ...]) -> None:
-        kernel: Kernel = self.kernels[name]
-        kernel((-(-threads // THREADS), 1), THREADS, arguments)
+        self.kernels[name]((-(-threads // THREADS), 1), THREADS, arguments)
