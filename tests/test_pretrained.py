@@ -255,6 +255,13 @@ def test_what_cannot_be_heard_does_not_keep_the_rest_from_being_written(sounds):
     assert sorted(path.name for path in (sounds / "out").iterdir()) == ["a.json", "b.json"]
 
 
+def test_a_model_that_ships_has_no_data_whatever_lies_around(shipped, tmp_path):
+    (tmp_path / "config.toml").write_text("[data]\ntraining = 'of another run.jsonl'\n")
+    done = command("evaluate", "tiny-pronouncer", folder=tmp_path)
+    assert done.returncode == 1
+    assert "tiny-pronouncer comes without data; give a file to evaluate on" in done.stderr
+
+
 @pytest.mark.parametrize("option, number", [("--beam-width", -1), ("--n-best", 0)])
 def test_a_search_has_a_width(shipped, tmp_path, option, number):
     done = command("phonemize", "a", option, number, "--model", "tiny-pronouncer", folder=tmp_path)

@@ -49,21 +49,21 @@ def test_pairs(
     """The pairs of a file, or else of the test set that the run's recipe names."""
     signature = model.signature
     if data is None:
-        folders = [run if run.is_dir() else run.parent for run in runs]
-        for run, folder in zip(runs, folders, strict=True):
-            if not (folder / CONFIG_FILE).is_file():
+        found = [_data_of(run) for run in runs]
+        first = found[0]
+        for run, data_of_run in zip(runs, found, strict=True):
+            if first is None or data_of_run is None:
                 raise ValueError(f"{run} comes without data; give a file to evaluate on")
-        first, *others = (_data_of(folder) for folder in folders)
-        for folder, other in zip(folders[1:], others, strict=True):
             # What one has not seen may be what another was trained on.
-            if replace(other, cache=first.cache) != first:
+            if replace(data_of_run, cache=first.cache) != first:
                 raise ValueError(
-                    f"{folder} has another [data] than {folders[0]}; give a file to evaluate on"
+                    f"{run} has another [data] than {runs[0]}; give a file to evaluate on"
                 )
+        assert first is not None
         pairs: Sequence[Pair] = read_splits(first, skipped).test
         if not pairs:
             raise ValueError(
-                f"the recipe of {folders[0]} names no test set; give a file to evaluate on"
+                f"the recipe of {runs[0]} names no test set; give a file to evaluate on"
             )
     elif data.suffix == ".jsonl":
         pairs = read_manifest(data, signature.target_notation, target, skipped)
@@ -79,17 +79,17 @@ def test_pairs(
 
 def own_pairs(run: Path) -> Sequence[Pair]:
     """A run's test set, or else its validation set; none, saying so, where its data is not here."""
-    folder = run if run.is_dir() else run.parent
-    if not (folder / CONFIG_FILE).is_file():
-        return ()
     try:
-        splits = read_splits(_data_of(folder), [])
+        data = _data_of(run)
+        splits = None if data is None else read_splits(data, [])
     except (DataError, RecipeError) as error:
         print(f"There are no examples to pick from: {error}", file=sys.stderr)
         return ()
-    return splits.test or splits.validation
+    return () if splits is None else splits.test or splits.validation
 
 
-def _data_of(folder: Path) -> DataConfig:
-    """What a run was trained on."""
-    return read_recipe(folder / CONFIG_FILE).data
+def _data_of(run: Path) -> DataConfig | None:
+    """What a run was trained on; None of a model that is here without its run."""
+    path = model_path(run)
+    config = (path if path.is_dir() else path.parent) / CONFIG_FILE
+    return read_recipe(config).data if config.is_file() else None
