@@ -228,6 +228,7 @@ def test_other_rates_and_channels_are_converted(heard):
         (wav_bytes(np.zeros((61 * 1000, 1)), 1000), "longer than 60 seconds"),
         (wav_bytes(np.zeros((100, 9), np.float32)), "9 channels; mix them into one"),
         (wav_bytes(np.zeros((100, 1), np.float32), 100), "100 samples a second; convert it"),
+        (wav_bytes(np.zeros((9000, 1), np.float32), 44_101), "too little in common; convert it to"),
     ],
     ids=lambda x: x[:20] if isinstance(x, str) else "",
 )
