@@ -142,6 +142,9 @@ def test_letters_in_the_other_case_are_known_and_others_are_named(folder):
     done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\na7\n")
     assert done.stdout.startswith("AA BB\n")
     assert "standard input, line 2: '7' was not in the training data" in done.stderr
+    assert "more" not in done.stderr
+    done = transduce("transcribe", "runs/transducer", folder=folder, text="a7b\n89\n")
+    assert "counts as nothing, as do 2 more in all" in done.stderr
 
 
 def test_two_inputs_of_one_name_are_two_files(folder):

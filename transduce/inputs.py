@@ -65,9 +65,10 @@ def _say_what_is_unknown(model: TrainedModel, pairs: Sequence[Pair]) -> None:
     ]
     if unknown:
         pair, symbol = unknown[0]
+        more = f", as do {len(unknown) - 1} more in all" if len(unknown) > 1 else ""
         print(
             f"transduce: {pair.origin}: {symbol!r} was not in the training data and counts as "
-            f"nothing, as do {len(unknown) - 1} more in all; output for them means little",
+            f"nothing{more}; output for them means little",
             file=sys.stderr,
         )
 
