@@ -454,3 +454,15 @@ def test_a_frame_that_is_not_a_number_is_not_hidden(backend):
     assert torch.equal(output.isnan().all(2), broken)
     assert torch.equal(output.isnan().any(2), broken)
     assert h[0, 1].isnan().all() and s[0, 1].isnan().all() and not h[0, 0].isnan().any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_layer_that_autocast_rounded_may_come_before_it(backend):
+    model = PeepholeLSTM(3, 4, backend=backend)
+    x = torch.randn(2, 5, 3).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        output, _ = model(x)
+    assert output.dtype == torch.float32
+    assert_close(output, model(x.float())[0], rtol=2e-2, atol=2e-3)
+    with pytest.raises(ValueError, match=r"x is torch.bfloat16, but the weights are"):
+        model(x)

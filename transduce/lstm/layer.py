@@ -61,6 +61,8 @@ class PeepholeLSTM(nn.Module):
         self, x: Tensor, lengths: Tensor | None = None, state: State | None = None
     ) -> tuple[Tensor, State]:
         """The outputs [B, N, hidden_size * directions] of the last layer, and the last state."""
+        if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
+            x = x.to(self._first.biases.dtype)  # the layer before it may have been rounded
         lengths = self._checked(x, lengths, state)
         module = load("lstm", self.backend, x)
         D = self.num_directions
