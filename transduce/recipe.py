@@ -38,7 +38,7 @@ class DataConfig:
     validation: Path | None = None  # without it num_validation are held out of the training set
     test: Path | None = None  # without it there is no test set, or num_test are held out
     words: Path | None = None  # of cmudict-split: the words to be tested
-    language: str = ""  # of sigmorphon, such as kor
+    language: str = ""  # of sigmorphon, such as kor; all learns them together
     num_phones: PhoneSet = 39  # of timit
     partial: bool = False  # take what there is of timit, and do not call it TIMIT
     target: str = "text"  # which field of a manifest is the target

@@ -10,7 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from transduce.data.manifest import read_tsv
-from transduce.data.pairs import DataError, Notation, Origin, Pair, Splits, read_lines, skipping
+from transduce.data.pairs import (
+    DataError,
+    Notation,
+    Origin,
+    Pair,
+    Splits,
+    read_lines,
+    skipping,
+    source_symbols,
+)
 
 LETTERS = Notation("characters", None)
 PHONES = Notation("spaces", None)
@@ -87,17 +96,29 @@ def read_sigmorphon(
     spelling: Notation = DECOMPOSED,
     skipped: list[DataError] | None = None,
 ) -> Splits:
-    """A language of SIGMORPHON 2020's task, such as `kor`, from `train`, `dev` and `test`."""
+    """A language of SIGMORPHON 2020's task, such as `kor`, from `train`, `dev` and `test`.
+
+    `all` of them can be learnt by one model: a word is then spelt with its language, `kor:` before.
+    """
     folder = Path(folder)
-    files = {
-        split: folder / split / f"{language}_{split}.tsv" for split in ("train", "dev", "test")
-    }
-    if not files["train"].is_file():
-        there = sorted(path.name[:3] for path in (folder / "train").glob("*_train.tsv"))
+    there = sorted(path.name[:3] for path in (folder / "train").glob("*_train.tsv"))
+    if not there or language not in ("all", *there):
         raise Origin(folder).error(
             f"there is no language {language!r}; choose from {', '.join(there) or 'another folder'}"
         )
-    return Splits(*(tuple(read_tsv(path, spelling, PHONES, skipped)) for path in files.values()))
+    splits = []
+    for split in ("train", "dev", "test"):
+        pairs = []
+        for name in there if language == "all" else [language]:
+            read = read_tsv(folder / split / f"{name}_{split}.tsv", spelling, PHONES, skipped)
+            pairs += [_after(f"{name}:", pair) for pair in read] if language == "all" else read
+        splits.append(tuple(pairs))
+    return Splits(*splits)
+
+
+def _after(prefix: str, pair: Pair) -> Pair:
+    """The pair with more letters before its own."""
+    return replace(pair, name=prefix + pair.name, source=(*prefix, *source_symbols(pair)))
 
 
 def hold_out(pairs: Sequence[Pair], num_sources: int, seed: int) -> tuple[list[Pair], list[Pair]]:
