@@ -46,19 +46,6 @@ def test_the_transducers_is_the_transducer_loss_of_its_two_networks():
     assert torch.equal(sequence_losses(network, config, BATCH), expected)
 
 
-def test_what_the_prediction_network_is_told_may_differ_from_what_is_asked():
-    told = torch.tensor([[2, 0, 1], [0, 0, 0]])
-    network, config = network_of("transducer")
-    f, num_frames = network.transcription_network(BATCH.frames, BATCH.num_frames)
-    g = network.prediction_network(told)
-    expected = transducer_loss(f, g, BATCH.labels, num_frames, BATCH.num_labels)
-    assert torch.equal(sequence_losses(network, config, BATCH, told), expected)
-    network, config = network_of("prediction")
-    log_prob = network(told)[0].log_softmax(-1)
-    total = log_prob[0, 1] + log_prob[1, 0] + log_prob[2, 0]
-    torch.testing.assert_close(sequence_losses(network, config, BATCH, told)[0], -total)
-
-
 def test_ctcs_is_the_sum_over_all_paths():
     network, config = network_of("ctc")
     log_prob = network(torch.tensor([[3, 3]]))[0][0].log_softmax(-1)

@@ -8,7 +8,7 @@ import torch
 from transduce.data.batches import Batch, Example
 from transduce.data.pairs import Origin, Pair
 from transduce.recipe import SpecAugment
-from transduce.regularisation import Averages, forgotten, spec_augment, weight_noise
+from transduce.regularisation import Averages, spec_augment, weight_noise
 
 
 def test_noise_is_added_and_removed_to_the_last_bit():
@@ -73,15 +73,6 @@ def test_text_and_settings_of_nothing_leave_all_as_it_is():
     ids = Batch(batch.pairs, torch.ones(2, 5).long(), *[batch.num_frames] * 3)
     settings = SpecAugment(time_masks=9, time_stretch=0.5, frequency_stretch=0.5)
     assert spec_augment(ids, settings) is ids
-
-
-def test_labels_are_forgotten_here_and_there():
-    torch.manual_seed(0)
-    labels = torch.randint(1, 9, (100, 50))
-    left = forgotten(labels, 0.2)
-    gone = left == 0
-    assert 0.18 < gone.float().mean() < 0.22 and torch.equal(left[~gone], labels[~gone])
-    assert forgotten(labels, 0.0) is labels
 
 
 def ramps(lengths, size=8):

@@ -11,18 +11,14 @@ from transduce.lattice.loss import transducer_loss
 from transduce.recipe import NetworkConfig
 
 
-def sequence_losses(
-    network: nn.Module, config: NetworkConfig, batch: Batch, told: Tensor | None = None
-) -> Tensor:
+def sequence_losses(network: nn.Module, config: NetworkConfig, batch: Batch) -> Tensor:
     """-ln Pr(y|x) of each sequence in nats, [B]; of a prediction network -ln Pr(y).
 
-    `told` are the labels that the prediction network sees of those that came before, [B, U], if
-    not all. A sequence of which the network says no numbers has NaN.
+    A sequence of which the network says no numbers has NaN.
     """
     labels, num_labels = batch.labels, batch.num_labels
-    told = labels if told is None else told
     if config.network == "transducer":
-        transcription, prediction, num_frames = network(batch.frames, batch.num_frames, told)
+        transcription, prediction, num_frames = network(batch.frames, batch.num_frames, labels)
         if transcription.device.type == "cpu":
             finite = _finite(transcription) & _finite(prediction)
             if not finite.all():  # NaN, as on a GPU, where `transducer_loss` would raise
@@ -34,7 +30,7 @@ def sequence_losses(
         return nn.functional.ctc_loss(
             log_prob, labels, num_frames, num_labels, blank=NULL, reduction="none"
         )
-    prediction = network(told)[:, :-1]  # what comes after the last label is not asked
+    prediction = network(labels)[:, :-1]  # what comes after the last label is not asked
     # Label k is output k - 1, and so padding, which is null, is -1.
     losses = nn.functional.cross_entropy(
         prediction.transpose(1, 2), labels - 1, ignore_index=-1, reduction="none"

@@ -113,7 +113,6 @@ class TrainConfig:
     warm_up: int = 0  # steps in which the learning rate grows to its full height
     decay: Literal["none", "cosine"] = "none"  # of the learning rate, to 0 at max_epochs
     weight_noise: float = 0.075  # deviation of the noise drawn for every step
-    label_dropout: float = 0.0  # of the labels that the prediction network is told
     # What is validated and kept are averages of the weights, in which a step's count by this less
     # with every step after it; 0 keeps the weights themselves
     averaging: float = 0.0
@@ -140,11 +139,8 @@ class TrainConfig:
         _check_at_least(self, 0, "momentum", "weight_decay", "warm_up", "weight_noise")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive, not {self.learning_rate}")
-        for name in ("averaging", "label_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} must be at least 0 and below 1, not {getattr(self, name)}"
-                )
+        if not 0 <= self.averaging < 1:
+            raise ValueError(f"averaging must be at least 0 and below 1, not {self.averaging}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be positive, not {self.clip}")
 

@@ -1,5 +1,5 @@
-"""Against learning the training set by heart: noise on the weights and averages of them, frames
-that are stretched and masked, labels that are forgotten."""
+"""Against learning the training set by heart: noise on the weights and averages of them, and frames
+that are stretched and masked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from transduce.alphabet import NULL
 from transduce.data.batches import Batch
 from transduce.recipe import SpecAugment
 
@@ -68,13 +67,6 @@ class Averages:
             kept = tensor.clone()
             tensor.copy_(average)
             average.copy_(kept)
-
-
-def forgotten(labels: Tensor, share: float) -> Tensor:
-    """The labels with so many of them, drawn at random, replaced by null."""
-    if share == 0:
-        return labels
-    return labels.masked_fill(torch.rand(labels.shape, device=labels.device) < share, NULL)
 
 
 def spec_augment(batch: Batch, settings: SpecAugment) -> Batch:

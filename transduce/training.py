@@ -51,7 +51,7 @@ from transduce.recipe import (
     recipe_toml,
     settings_from,
 )
-from transduce.regularisation import Averages, forgotten, spec_augment, weight_noise
+from transduce.regularisation import Averages, spec_augment, weight_noise
 
 LAST_FILE, METRICS_FILE = "last.safetensors", "metrics.jsonl"
 STATE = "the state of a run"
@@ -203,10 +203,9 @@ class _Run:
         self.generator.manual_seed(step_seed(seed, step, "noise"))
         torch.manual_seed(step_seed(seed, step, f"masks {fabric.global_rank}"))
         batch = spec_augment(batch, config.spec_augment)
-        told = forgotten(batch.labels, config.label_dropout)
         self.network.train()
         with weight_noise(self.weights, config.weight_noise, self.generator):
-            losses = sequence_losses(self.network, self.recipe.network, batch, told)
+            losses = sequence_losses(self.network, self.recipe.network, batch)
             nats = float(
                 cast(Tensor, fabric.all_reduce(share * losses.detach().sum(), reduce_op="sum"))
             )
