@@ -378,6 +378,18 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
         assert theirs[name] == pytest.approx(ours[name], rel=1e-5)
 
 
+def test_the_weights_begin_as_far_from_zero_as_the_recipe_says(tmp_path):
+    recipe = toy_recipe(tmp_path, max_epochs=1, learning_rate=1e-12, initial_range=0.03)
+    narrow = run(recipe, tmp_path / "narrow").network
+    wide = run(
+        replace(recipe, train=replace(recipe.train, initial_range=0.1)), tmp_path / "wide"
+    ).network
+    for ours, theirs in zip(narrow.parameters(), wide.parameters(), strict=True):
+        torch.testing.assert_close(ours, 0.3 * theirs)
+    largest = max(weights.detach().abs().max() for weights in narrow.parameters())
+    assert 0.029 < largest < 0.03
+
+
 def test_mixed_precision_learns(tmp_path):
     recipe = toy_recipe(tmp_path, precision="bf16-mixed", max_epochs=2)
     with warnings.catch_warnings():

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from transduce.alphabet import NULL
 from transduce.backends import INTEGERS, Backend
-from transduce.lstm.layer import PeepholeLSTM, State
+from transduce.lstm.layer import INITIAL_RANGE, PeepholeLSTM, State
 
 
 class PredictionNetwork(nn.Module):
@@ -209,6 +209,6 @@ def average_frames(hidden: Tensor, num_frames: Tensor, pooling: int) -> tuple[Te
 
 def _output_layer(width: int, num_outputs: int) -> nn.Linear:
     layer = nn.Linear(width, num_outputs)
-    nn.init.uniform_(layer.weight, -0.1, 0.1)
-    nn.init.uniform_(layer.bias, -0.1, 0.1)
+    nn.init.uniform_(layer.weight, -INITIAL_RANGE, INITIAL_RANGE)
+    nn.init.uniform_(layer.bias, -INITIAL_RANGE, INITIAL_RANGE)
     return layer

@@ -116,6 +116,7 @@ class TrainConfig:
     # What is validated and kept are averages of the weights, in which a step's count by this less
     # with every step after it; 0 keeps the weights themselves
     averaging: float = 0.0
+    initial_range: float = 0.1  # the weights begin uniformly distributed from minus this to this
     max_sequences: int = 1  # in a step, all processes together; 1 is online training
     max_cells: int = 1_000_000  # of padded lattice in a step, B x T x (U+1)
     max_epochs: int = 1000
@@ -141,6 +142,8 @@ class TrainConfig:
             raise ValueError(f"learning_rate must be positive, not {self.learning_rate}")
         if not 0 <= self.averaging < 1:
             raise ValueError(f"averaging must be at least 0 and below 1, not {self.averaging}")
+        if not 0 < self.initial_range < math.inf:
+            raise ValueError(f"initial_range must be positive, not {self.initial_range}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be positive, not {self.clip}")
 

@@ -41,6 +41,7 @@ from transduce.data.batches import Batch, Batches, Example, NetworkSizes, predic
 from transduce.data.pairs import skipped_report
 from transduce.evaluation import bits_per_label, misclassified
 from transduce.losses import ctc_can_align, sequence_losses
+from transduce.lstm.layer import INITIAL_RANGE
 from transduce.pretraining import PretrainingError, copy_prediction, copy_transcription
 from transduce.progress import Progress
 from transduce.recipe import (
@@ -325,6 +326,9 @@ class _Run:
         signature = self.corpus.signature
         torch.manual_seed(self.config.seed)
         network = build_network(self.recipe.network, signature.input_size, len(signature.targets))
+        with torch.no_grad():
+            for weights in network.parameters():
+                weights.mul_(self.config.initial_range / INITIAL_RANGE)
         for name, copy in (
             ("init_transcription", copy_transcription),
             ("init_prediction", copy_prediction),

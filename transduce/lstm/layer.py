@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transduce.backends import INTEGERS, Backend, load
 
 State = tuple[Tensor, Tensor]  # h and s, each [num_layers * directions, B, H]
+INITIAL_RANGE = 0.1  # the paper's: weights begin uniformly distributed from minus this to this
 
 
 class PeepholeLSTM(nn.Module):
@@ -137,7 +138,7 @@ class _Layer(nn.Module):
         self.peepholes = nn.Parameter(torch.empty(D, 3, H))  # to input, forget and output gates
         self.biases = nn.Parameter(torch.empty(D, 4 * H))
         for weights in self.parameters():
-            nn.init.uniform_(weights, -0.1, 0.1)
+            nn.init.uniform_(weights, -INITIAL_RANGE, INITIAL_RANGE)
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.input_weights, self.hidden_weights, self.peepholes, self.biases
