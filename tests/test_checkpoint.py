@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from transduce import checkpoint
+from transduce import Ensemble, checkpoint
 from transduce.alphabet import Alphabet
 from transduce.checkpoint import (
     CheckpointError,
@@ -184,13 +184,13 @@ def test_an_ensemble_of_files_is_that_of_their_networks(tmp_path):
     for i, model in enumerate(models):
         save_model(model, tmp_path / f"{i}.safetensors")
     found = load_ensemble([tmp_path / f"{i}.safetensors" for i in range(2)])
-    frames = torch.tensor([[1, 2, 1]])
-    f = [model.network.eval().transcription_network(frames)[0] for model in models]
-    mean, _ = found.network.transcription_network(frames)
-    torch.testing.assert_close(mean, (f[0] + f[1]) / 2)
-    with pytest.raises(CheckpointError, match="prediction_layers"):
-        save_model(model_of(prediction_layers=2), tmp_path / "deep.safetensors")
-        load_ensemble([tmp_path / "0.safetensors", tmp_path / "deep.safetensors"])
+    frames, labels = torch.tensor([[1, 2, 1]]), torch.tensor([[1]])
+    asked = (frames, torch.tensor([3]), labels, torch.tensor([1]))
+    expected = Ensemble([model.network for model in models]).losses(*asked)
+    torch.testing.assert_close(found.network.losses(*asked), expected)
+    save_model(model_of("ctc"), tmp_path / "ctc.safetensors")
+    with pytest.raises(CheckpointError, match=r"ctc.safetensors is of the kind ctc; an ensemble"):
+        load_ensemble([tmp_path / "0.safetensors", tmp_path / "ctc.safetensors"])
 
 
 def test_writing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):

@@ -1,138 +1,213 @@
-"""Ensembles: the average at every node of the lattice, computed as one transducer."""
+"""Ensembles: the mean of what each member expects next, whatever frame it would emit it at."""
+
+import math
+import warnings
+from itertools import product
 
 import pytest
 import torch
-from torch.testing import assert_close
 
-from transduce import Transducer, beam_search, ensemble, greedy_search, transducer_loss
-from transduce.ctc import ctc_best_path
-from transduce.ensembles import mean_prediction
+from transduce import Ensemble, Transducer, greedy_search, transducer_loss
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
 
-K = 4
-# Members may differ in size, depth and direction; their prediction networks have equal depth.
+K = 3
+# Members may differ in size, depth, direction and pooling.
 SIZES = [
     dict(hidden_size=5, prediction_size=3),
-    dict(hidden_size=8, num_layers=2, prediction_size=20),
-    dict(hidden_size=3, bidirectional=False, prediction_size=7),
+    dict(hidden_size=8, num_layers=2, prediction_size=20, pooling=2),
+    dict(hidden_size=3, bidirectional=False, prediction_layers=2),
 ]
 
 
-def member(seed=0, prediction_layers=1, scale=10.0, **sizes):
+def member(seed=0, scale=8.0, num_labels=K, **sizes):
     """Weights large enough for the distributions to differ from node to node; null is likely."""
     torch.manual_seed(seed)
-    model = Transducer(6, K, prediction_layers=prediction_layers, **sizes).double().eval()
+    model = Transducer(6, num_labels, **sizes).double().eval()
     with torch.no_grad():
         for weights in model.parameters():
             weights.mul_(scale)
-        model.prediction_network.output.bias[0] += 3
+        model.prediction_network.output.bias[0] += 2
     return model
 
 
-def members(prediction_layers=1, **common):
-    return [member(seed, prediction_layers, **sizes, **common) for seed, sizes in enumerate(SIZES)]
+def members():
+    return [member(seed, **sizes) for seed, sizes in enumerate(SIZES)]
 
 
-@pytest.mark.parametrize("prediction_layers", [1, 2, 3])
-@pytest.mark.parametrize("pooling", [1, 2])
-def test_every_node_has_the_renormalised_average_of_the_members(prediction_layers, pooling):
-    models = members(prediction_layers, pooling=pooling)
-    frames, num_frames = torch.randn(2, 5, 6).double(), torch.tensor([5, 3])
-    labels = torch.randint(1, K + 1, (2, 3))
-
-    def nodes(model):
-        f, g, lengths = model(frames, num_frames, labels)
-        return (f[:, :, None] + g[:, None]).log_softmax(-1), lengths
-
-    found, lengths = nodes(ensemble(models))
-    logs = torch.stack([nodes(model)[0] for model in models]).mean(0)
-    expected = logs - logs.logsumexp(-1, keepdim=True)
-    assert lengths.tolist() == nodes(models[0])[1].tolist()
-    for b, T in enumerate(lengths.tolist()):
-        assert_close(found[b, :T], expected[b, :T], atol=1e-12, rtol=1e-12)
-    assert not torch.allclose(found, nodes(models[0])[0], atol=0.1)
+def utterances(*lengths):
+    torch.manual_seed(9)
+    return torch.randn(len(lengths), max(lengths), 6).double(), torch.tensor(lengths)
 
 
+@torch.no_grad()
+def log_prob(model, frames, labels):
+    """ln Pr(y|x) of one utterance by the loss of one transducer."""
+    y = torch.tensor([labels], dtype=torch.int64)
+    f, g, num_vectors = model(frames[None], torch.tensor([len(frames)]), y)
+    return -float(transducer_loss(f, g, y, num_vectors, torch.tensor([len(labels)])))
+
+
+def sequences(longest, num_labels=K):
+    for n in range(longest + 1):
+        yield from product(range(1, num_labels + 1), repeat=n)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("copies", [1, 3])
-def test_copies_of_a_model_are_the_model(copies):
-    model = member(hidden_size=5, prediction_size=7, prediction_layers=2)
-    together = ensemble([model] * copies)
-    frames, num_frames = torch.randn(2, 6, 6).double(), torch.tensor([6, 4])
-    labels, num_labels = torch.randint(1, K + 1, (2, 3)), torch.tensor([3, 2])
-    losses = []
-    for one in (model, together):
-        f, g, lengths = one(frames, num_frames, labels)
-        losses.append(transducer_loss(f, g, labels, lengths, num_labels))
-    assert_close(*losses, atol=1e-10, rtol=1e-10)
-    for search in (
-        lambda one: greedy_search(one, frames, num_frames),
-        lambda one: [h for best in beam_search(one, frames, num_frames, beam_width=3, n_best=3)
-                     for h in best],
-    ):  # fmt: skip
-        for theirs, ours in zip(search(model), search(together), strict=True):
-            assert theirs.labels == ours.labels and theirs.frames == ours.frames
-            assert ours.log_prob == pytest.approx(theirs.log_prob, abs=1e-5)
+def test_copies_of_a_model_are_the_model(sizes, copies):
+    model = member(**sizes)
+    frames, num_frames = utterances(7, 4, 1)
+    labels, num_labels = torch.tensor([[2, 2, 1], [3, 0, 0], [0, 0, 0]]), torch.tensor([3, 1, 0])
+    losses = Ensemble([model] * copies).losses(frames, num_frames, labels, num_labels)
+    for b, (T, U) in enumerate(zip(num_frames.tolist(), num_labels.tolist(), strict=True)):
+        expected = log_prob(model, frames[b, :T], labels[b, :U].tolist())
+        assert float(losses[b]) == pytest.approx(-expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "tensors"])
-def test_all_searches_find_the_same_in_an_ensemble(backend):
-    together = ensemble(members(2))
-    frames, num_frames = torch.randn(3, 5, 6).double(), torch.tensor([5, 1, 3])
-    options = dict(beam_width=4, n_best=4)
-    found, expected = (
-        beam_search(together, frames, num_frames, backend=name, **options)
-        for name in (backend, "reference")
-    )
-    for ours, theirs in zip(found, expected, strict=True):
-        assert [h.labels for h in ours] == [h.labels for h in theirs]
-        for a, b in zip(ours, theirs, strict=True):
-            assert a.log_prob == pytest.approx(b.log_prob, abs=1e-9)
-            assert a.frames == b.frames and len(a.timings) == len(a.labels)
+def test_what_is_expected_next_is_averaged_and_sums_to_one():
+    # By brute force: Pr(k|y) is the share, of all sequences that begin with y, of those that go on
+    # with k. With a likely null hardly any are longer than these.
+    models, (frames, num_frames) = members(), utterances(3)
+    with torch.no_grad():
+        for model in models:
+            model.prediction_network.output.bias[0] += 4
+    every = list(sequences(6))
+    logs = [[log_prob(model, frames[0], y) for y in every] for model in models]
+    assert all(sum(map(math.exp, row)) > 0.99999 for row in logs)
+
+    def share(row, prefix, then):
+        n = len(prefix)
+        begin = sum(math.exp(p) for y, p in zip(every, row, strict=True) if y[:n] == prefix)
+        return (
+            sum(
+                math.exp(p)
+                for y, p in zip(every, row, strict=True)
+                if y[:n] == prefix and then(y[n:])
+            )
+            / begin
+        )
+
+    def by_hand(y):
+        total = 0.0
+        for u in range(len(y) + 1):
+            options = [lambda rest: not rest] + [
+                (lambda rest, k=k: rest[:1] == (k,)) for k in range(1, K + 1)
+            ]
+            means = [
+                math.exp(sum(math.log(share(row, y[:u], then)) for row in logs) / len(logs))
+                for then in options
+            ]
+            total += math.log(means[y[u] if u < len(y) else 0] / sum(means))
+        return total
+
+    together = Ensemble(models)
+    for y in [(), (1,), (2, 3)]:
+        labels = torch.tensor([y], dtype=torch.int64)
+        loss = together.losses(frames, num_frames, labels, torch.tensor([len(y)]))
+        assert float(loss) == pytest.approx(-by_hand(y), abs=2e-3)
 
 
-def test_a_step_at_a_time_is_the_whole():
-    mean = mean_prediction([m.prediction_network for m in members(2)])
-    labels = torch.randint(1, K + 1, (2, 4))
-    whole = mean(labels)
-    g, state = mean.step(torch.zeros(2, dtype=torch.int64))
-    for u in range(4):
-        assert_close(g, whole[:, u], atol=1e-12, rtol=1e-12)
-        g, state = mean.step(labels[:, u], state)
+def test_a_wide_search_finds_the_most_probable_of_all():
+    together, (frames, num_frames) = Ensemble(members()), utterances(4)
+    every = list(sequences(5))
+    labels = torch.zeros(len(every), 5, dtype=torch.int64)
+    for row, y in zip(labels, every, strict=True):
+        row[: len(y)] = torch.tensor(y)
+    losses = together.losses(
+        frames.expand(len(every), -1, -1), num_frames.expand(len(every)),
+        labels, torch.tensor([len(y) for y in every]),
+    )  # fmt: skip
+    best = sorted(zip(losses.tolist(), every, strict=True))[:5]
+    [found] = together.search(frames, num_frames, beam_width=K**5, n_best=5)
+    assert [h.labels for h in found] == [y for _, y in best]
+    for h, (loss, y) in zip(found, best, strict=True):
+        assert h.log_prob == h.score == pytest.approx(-loss, abs=1e-9)
+        assert len(h.timings) == len(h.frames) == len(y)
+    [narrow] = together.search(frames, num_frames, beam_width=2, with_timings=False)
+    assert narrow[0].log_prob <= found[0].log_prob + 1e-12 and narrow[0].timings == ()
 
 
-def test_ctc_networks_are_averaged_frame_by_frame():
-    networks = [TranscriptionNetwork(6, K, 5).eval() for _ in range(3)]
-    frames = torch.randn(2, 7, 6)
-    f, lengths = ensemble(networks)(frames)
-    logs = torch.stack([network(frames)[0].log_softmax(-1) for network in networks]).mean(0)
-    assert_close(f.log_softmax(-1), logs.log_softmax(-1), atol=1e-6, rtol=1e-5)
-    assert len(ctc_best_path(f, lengths)) == 2
+class Spike(TranscriptionNetwork):
+    """Null everywhere but at one frame, where the prediction network is to say what."""
+
+    def __init__(self, at):
+        super().__init__(6, K, 2)
+        self.at = at
+
+    def forward(self, frames, num_frames):
+        f = torch.zeros(*frames.shape[:2], K + 1)
+        f[:, :, 0] = 40.0
+        f[:, self.at, 0] = 0.0
+        return f, num_frames
 
 
-def test_an_utterances_mean_is_to_the_last_bit_what_it_is_alone():
-    together = ensemble(members())
-    frames, num_frames = torch.randn(3, 5, 6).double(), torch.tensor([5, 2, 3])
-    network = together.transcription_network
-    for b, found in enumerate(network.each_alone(frames, num_frames)):
-        assert torch.equal(found, network(frames[b : b + 1, : num_frames[b]])[0][0])
+class Script(PredictionNetwork):
+    """Says 1, then 2, then null."""
+
+    def step(self, labels, state=None):
+        said = torch.zeros(1, len(labels), 1) if state is None else state[0] + 1
+        g = 20.0 * torch.eye(K + 1)[[1, 2, 0, 0]]
+        return g[said.flatten().long().clamp(max=3)], (said, said)
 
 
-def test_prediction_networks_without_null_are_averaged_too():
-    networks = [PredictionNetwork(K, size, with_null=False) for size in (3, 6)]
-    labels = torch.randint(1, K + 1, (2, 3))
-    mean = ensemble(networks)(labels)
-    assert_close(mean, (networks[0](labels) + networks[1](labels)) / 2, atol=1e-6, rtol=1e-5)
+def test_members_that_emit_at_different_frames_agree_all_the_same():
+    models = []
+    for at in (0, 3):
+        model = Transducer(6, K, 2)
+        model.transcription_network, model.prediction_network = Spike(at), Script(K, 2)
+        models.append(model)
+    frames, num_frames = utterances(4)
+    [found] = Ensemble(models).search(frames, num_frames, beam_width=2, with_timings=False)
+    assert found[0].labels == (1, 2) and math.exp(found[0].log_prob) > 0.99
 
 
-def test_an_ensemble_has_no_dropout():
-    models = [
-        Transducer(6, K, 5, num_layers=2, dropout=0.5, prediction_layers=2).train()
-        for _ in range(2)
-    ]
-    together = ensemble(models)
-    frames, labels = torch.randn(1, 5, 6), torch.randint(1, K + 1, (1, 3))
-    first, second = (together(frames, torch.tensor([5]), labels) for _ in range(2))
-    assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+def test_an_utterance_is_searched_as_if_it_were_alone():
+    together, (frames, num_frames) = Ensemble(members()), utterances(6, 0, 2)
+    options = dict(beam_width=3, n_best=3)
+    found = together.search(frames, num_frames, **options)
+    assert [h.labels for h in found[1]] == [()] and found[1][0].log_prob == 0.0
+    for b in (0, 2):
+        [alone] = together.search(frames[[b], : num_frames[b]], num_frames[[b]], **options)
+        assert [h.labels for h in alone] == [h.labels for h in found[b]]
+        assert [h.log_prob for h in alone] == pytest.approx([h.log_prob for h in found[b]])
+        assert alone[0].timings == found[b][0].timings
+
+
+def test_a_sure_model_gives_what_the_greedy_search_gives():
+    model = member(scale=1.0, hidden_size=4, prediction_size=4)
+    frames, num_frames = utterances(5, 3)
+    [first, second] = Ensemble([model]).search(frames, num_frames, beam_width=4)
+    greedy = greedy_search(model, frames, num_frames)
+    assert first[0].log_prob >= greedy[0].log_prob and second[0].log_prob >= greedy[1].log_prob
+
+
+def test_labels_without_end_are_bounded_and_said_to_be():
+    model = member(hidden_size=3, prediction_size=3)
+    with torch.no_grad():
+        model.prediction_network.output.bias[0] -= 60
+    frames, num_frames = utterances(2)
+    with pytest.warns(UserWarning, match="item 0 had not ended after 3 labels for each"):
+        [found] = Ensemble([model]).search(frames, num_frames, beam_width=1, max_labels_per_frame=3)
+    assert len(found[0].labels) <= 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Ensemble(members()).search(frames, num_frames, beam_width=1)
+
+
+def test_numbers_that_are_none_are_named():
+    model = member(hidden_size=3, prediction_size=3)
+    frames, num_frames = utterances(3, 3)
+    frames[1, 2, 0] = math.nan
+    with pytest.raises(ValueError, match=r"the transcription network gave NaN or .* for item 1"):
+        Ensemble([model]).search(frames, num_frames, beam_width=2)
+
+
+def test_an_ensemble_has_no_dropout_while_it_searches():
+    models = [Transducer(6, K, 5, num_layers=2, dropout=0.5).train() for _ in range(2)]
+    together = Ensemble(models).train()
+    frames, num_frames = torch.randn(1, 5, 6), torch.tensor([5])
+    first, second = (together.search(frames, num_frames, beam_width=2) for _ in range(2))
+    assert first == second and together.training
 
 
 @pytest.mark.parametrize(
@@ -141,14 +216,11 @@ def test_an_ensemble_has_no_dropout():
         (lambda: [], "give at least one"),
         (lambda: [Transducer(6, 4), Transducer(6, 5)], "same num_labels.* is 4 .* member 2 is 5"),
         (lambda: [Transducer(6, 4), Transducer(7, 4)], "same input_size"),
-        (lambda: [Transducer(6, 4), Transducer(6, 4, pooling=2)], "same pooling"),
-        (lambda: [Transducer(6, 4), Transducer(6, 4, prediction_layers=2)], "prediction_layers"),
-        (lambda: [Transducer(6, 4), TranscriptionNetwork(6, 4)], "one kind"),
-        (lambda: [ensemble([Transducer(6, 4)]), Transducer(6, 4)], "itself an ensemble"),
-        (lambda: [ensemble([TranscriptionNetwork(6, 4)])], "itself an ensemble"),
+        (lambda: [Transducer(6, 4), TranscriptionNetwork(6, 4)], "must be transducers"),
+        (lambda: [Ensemble([Transducer(6, 4)])], "must be transducers"),
     ],
 )
 def test_members_that_do_not_go_together_are_refused(build, said):
     with pytest.raises(ValueError, match=said) as error:
-        ensemble(build())
+        Ensemble(build())
     assert "\n" not in str(error.value)

@@ -18,7 +18,6 @@ ORDER = [
     *("simd.options", "simd.threads", "simd.functions", "simd.products"),
     *("backends", "nvrtc"),
     *("lstm.reference", "lstm.cpu", "lstm.triton_kernels", "lstm.layer", "networks"),
-    "ensembles",
     *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
     *("lattice.cpu.parts", "lattice.cpu.joint", "lattice.cpu", "lattice.triton_kernels"),
     "lattice.loss",
@@ -35,6 +34,7 @@ ORDER = [
         "decoding.steps",
         "decoding",
     ),
+    "ensembles",
     *("evaluation", "transcripts", "recipe", "corpus", "checkpoint"),
     *(
         "pretraining",

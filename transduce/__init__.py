@@ -16,7 +16,7 @@ from transduce.decoding import (
     greedy_search,
     label_timings,
 )
-from transduce.ensembles import ensemble
+from transduce.ensembles import Ensemble
 from transduce.lattice.loss import (
     backward_variables,
     best_alignment,
@@ -51,6 +51,7 @@ def load(*models: str | Path) -> Model:
 __all__ = [
     "NULL",
     "Alphabet",
+    "Ensemble",
     "Hypothesis",
     "LanguageModel",
     "NGram",
@@ -64,7 +65,6 @@ __all__ = [
     "best_alignment",
     "ctc_best_path",
     "ctc_prefix_search",
-    "ensemble",
     "forward_variables",
     "greedy_search",
     "label_timings",

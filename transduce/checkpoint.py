@@ -23,7 +23,7 @@ from torch import Tensor
 from transduce.alphabet import Alphabet
 from transduce.corpus import Signature
 from transduce.data.pairs import Notation
-from transduce.ensembles import Ensemble, MeanTranscription, ensemble
+from transduce.ensembles import Ensemble
 from transduce.features import FeatureSettings, Statistics
 from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
 from transduce.recipe import NetworkConfig, settings_from
@@ -31,7 +31,7 @@ from transduce.recipe import NetworkConfig, settings_from
 MODEL_FILE, CONFIG_FILE = "model.safetensors", "config.toml"  # of a run
 VERSION = 1  # of what the header says
 SCALES = "scales."  # before the name of a tensor whose rows they are to be multiplied by
-Network = Transducer | TranscriptionNetwork | PredictionNetwork
+Network = Transducer | TranscriptionNetwork | PredictionNetwork | Ensemble
 
 
 class CheckpointError(ValueError):
@@ -77,7 +77,7 @@ def save_model(model: TrainedModel, path: Path, dtype: torch.dtype | None = None
     torch.int8, a quarter: whole numbers, with a scale for every row of a matrix. A network that is
     loaded has float32 again.
     """
-    if isinstance(model.network, Ensemble | MeanTranscription):
+    if isinstance(model.network, Ensemble):
         raise ValueError("an ensemble has no file of its own; save its members")
     signature = model.signature
     tensors = network_tensors(model.network)
@@ -125,22 +125,18 @@ def load_ensemble(paths: Sequence[Path]) -> TrainedModel:
     models = [load_model(path) for path in paths]
     if len(models) == 1:
         return models[0]
-    first, config = models[0], models[0].config
+    first, members = models[0], list[Transducer]()
     for path, model in zip(paths, models, strict=True):
-        if model.config.network != config.network:
+        if not isinstance(model.network, Transducer):
             raise CheckpointError(
-                f"{path} is of the kind {model.config.network} where {paths[0]} is of the kind "
-                f"{config.network}; give runs of one kind"
+                f"{path} is of the kind {model.config.network}; an ensemble is of transducers"
             )
+        members.append(model.network)
         if differs := first.signature.difference(model.signature):
             raise CheckpointError(
                 f"{path} has other {differs} than {paths[0]}; give runs trained on the same data"
             )
-    try:
-        network = ensemble([model.network for model in models])
-    except ValueError as error:
-        raise CheckpointError(f"{', '.join(map(str, paths))}: {error}") from None
-    return TrainedModel(network, config, first.signature)
+    return TrainedModel(Ensemble(members), first.config, first.signature)
 
 
 def _signature(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Signature:

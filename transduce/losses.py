@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from transduce.alphabet import NULL
 from transduce.data.batches import Batch, Example
+from transduce.ensembles import Ensemble
 from transduce.lattice.loss import transducer_loss
 from transduce.recipe import NetworkConfig
 
@@ -17,6 +18,8 @@ def sequence_losses(network: nn.Module, config: NetworkConfig, batch: Batch) -> 
     A sequence of which the network says no numbers has NaN.
     """
     labels, num_labels = batch.labels, batch.num_labels
+    if isinstance(network, Ensemble):
+        return network.losses(batch.frames, batch.num_frames, labels, num_labels)
     if config.network == "transducer":
         transcription, prediction, num_frames = network(batch.frames, batch.num_frames, labels)
         if transcription.device.type == "cpu":

@@ -34,8 +34,6 @@ class PredictionNetwork(nn.Module):
             num_labels, hidden_size, num_layers, dropout=dropout, backend=backend
         )
         self.output = _output_layer(hidden_size, num_labels + with_null)
-        # Of hidden units that see no others; an ensemble has several.
-        self.blocks: tuple[int, ...] = (hidden_size,)
 
     def forward(self, labels: Tensor) -> Tensor:
         """g [B, U+1, K+1] from y [B, U], with null prepended. Padding, null or any negative number,

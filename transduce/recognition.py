@@ -16,6 +16,7 @@ from transduce.data.batches import Batch, Batches, Example
 from transduce.data.pairs import DataError, Frames, Pair
 from transduce.decoding import Hypothesis, beam_search, greedy_search
 from transduce.decoding.search import Backend
+from transduce.ensembles import Ensemble
 from transduce.evaluation import (
     Evaluation,
     bits_per_label,
@@ -45,9 +46,9 @@ def recognise(
 ) -> list[tuple[Hypothesis, ...]]:
     """The hypotheses of each example, best first.
 
-    A transducer's width of 1 is the greedy search, any other Algorithm 1, by the `backend`. CTC
-    takes its best path, or with any other width the prefix search, which has one hypothesis and no
-    timings.
+    A transducer's width of 1 is the greedy search, any other Algorithm 1, by the `backend`; an
+    ensemble has its own search. CTC takes its best path, or with any other width the prefix
+    search, which has one hypothesis and no timings.
     """
     network = model.network
     if isinstance(network, PredictionNetwork):
@@ -56,9 +57,20 @@ def recognise(
         raise ValueError("CTC's searches have one output and no timings; ask for just the output")
     found: list[tuple[Hypothesis, ...]] = [()] * len(examples)
     unlabelled = [replace(example, labels=torch.empty(0)) for example in examples]
-    for indices, batch in _batches(model, unlabelled, FRAMES[_device(model).type]):
+    at_once = FRAMES[_device(model).type]
+    if isinstance(network, Ensemble):  # which has a lattice's column for each of the beam
+        at_once //= beam_width
+    for indices, batch in _batches(model, unlabelled, at_once):
         if isinstance(network, TranscriptionNetwork):
             hypotheses = _ctc(network, batch, beam_width)
+        elif isinstance(network, Ensemble):
+            hypotheses = [
+                tuple(best)
+                for best in network.search(
+                    batch.frames, batch.num_frames,
+                    beam_width=beam_width, n_best=n_best, with_timings=with_timings,
+                )
+            ]  # fmt: skip
         elif beam_width == 1 and n_best == 1 and not with_timings:
             hypotheses = [(h,) for h in greedy_search(network, batch.frames, batch.num_frames)]
         else:

@@ -106,7 +106,8 @@ def transducer_of(model: TrainedModel) -> Transducer:
     """The model's network; ValueError unless it is a transducer, which alone has a lattice."""
     network = model.network.eval()
     if not isinstance(network, Transducer):
-        name = {"ctc": "a CTC network", "prediction": "a prediction network"}[model.config.network]
+        names = {"ctc": "a CTC network", "prediction": "a prediction network"}
+        name = names.get(model.config.network, "an ensemble")
         raise ValueError(f"{name} alone has no output lattice to look at; give a transducer")
     return network
 

@@ -25,10 +25,9 @@ BLOCK = 48  # rows whose sums are in the cache at once
 class Weights(NamedTuple):
     """A prediction network of L layers, each gate's columns padded to `wide`, whole vectors."""
 
-    blocks: np.ndarray  # [M+1], where hidden units begin that see none before them; then H
     inputs: np.ndarray  # [K+1, 4 wide], what label k adds to the first layer's sums, null nothing
-    below: np.ndarray  # [L, ...], packed block by block; what the layer below adds, if there is one
-    hidden: np.ndarray  # [L, ...], likewise
+    below: np.ndarray  # [L, 4 wide x H], packed; what the layer below adds, if there is one
+    hidden: np.ndarray  # [L, 4 wide x H], packed
     biases: np.ndarray  # [L, 4 wide]
     peepholes: np.ndarray  # [L, 3, H]
     output: np.ndarray  # [H x columns], packed
@@ -43,19 +42,16 @@ def packed_weights(network: PredictionNetwork) -> Weights:
         return weights.detach().to("cpu", dtype).numpy()
 
     L, H = network.lstm.num_layers, network.lstm.hidden_size
-    wide = whole_vectors(H)
-    blocks = np.cumsum([0, *network.blocks])
-    size = sum(4 * whole_vectors(block) * block for block in network.blocks)
+    wide = _whole_vectors(H)
     kind = array(network.output.bias).dtype
     weights = Weights(
-        blocks=blocks,
         inputs=np.zeros((network.num_labels + 1, 4 * wide), kind),
-        below=np.zeros((L, size), kind),
-        hidden=np.zeros((L, size), kind),
+        below=np.zeros((L, 4 * wide * H), kind),
+        hidden=np.zeros((L, 4 * wide * H), kind),
         biases=np.zeros((L, 4 * wide), kind),
         peepholes=np.zeros((L, 3, H), kind),
-        output=np.zeros(H * whole_vectors(network.output.out_features), kind),
-        output_biases=np.zeros(whole_vectors(network.output.out_features), kind),
+        output=np.zeros(H * _whole_vectors(network.output.out_features), kind),
+        output_biases=np.zeros(_whole_vectors(network.output.out_features), kind),
     )
     layers = cast(Iterable[Any], network.lstm.layers)
     for i, layer in enumerate(layers):
@@ -63,51 +59,20 @@ def packed_weights(network: PredictionNetwork) -> Weights:
         weights.peepholes[i] = peepholes
         for gate in range(4):
             here, there = slice(gate * H, (gate + 1) * H), slice(gate * wide, gate * wide + H)
+            panels = slice(gate * wide * H, (gate + 1) * wide * H)
             weights.biases[i, there] = biases[here]
+            pack(hidden[here].T, wide, weights.hidden[i, panels])
             if i == 0:
                 weights.inputs[1:, there] = inputs[here].T
-        _pack_blocks(hidden, blocks, weights.hidden[i])
-        if i > 0:
-            _pack_blocks(inputs, blocks, weights.below[i])
+            else:
+                pack(inputs[here].T, wide, weights.below[i, panels])
     pack(array(network.output.weight).T, weights.output_biases.size, weights.output)
     weights.output_biases[: network.output.out_features] = array(network.output.bias)
     return weights
 
 
-def _pack_blocks(matrix: np.ndarray, blocks: np.ndarray, packed: np.ndarray) -> None:
-    """The blocks on the diagonal of a matrix [4 H, H], of each all four gates."""
-    H, at = matrix.shape[1], 0
-    for first, last in zip(blocks[:-1].tolist(), blocks[1:].tolist(), strict=True):
-        panels = whole_vectors(last - first) * (last - first)
-        for gate in range(4):
-            block = matrix[gate * H + first : gate * H + last, first:last]
-            pack(block.T, whole_vectors(last - first), packed[at : at + panels])
-            at += panels
-
-
-@compiled
-def whole_vectors(size):
+def _whole_vectors(size: int) -> int:
     return (size + LANES - 1) // LANES * LANES
-
-
-@compiled
-def _add_products(h, rows, packed, blocks, products, sums):
-    """Add the hidden units' part to the four sums of each row [rows, 4 wide], block by block."""
-    if blocks.size == 2:
-        multiply_packed(h, rows, packed, sums.shape[1], sums, True)
-        return
-    wide, at = sums.shape[1] // 4, 0
-    for m in range(blocks.size - 1):
-        first, size = blocks[m], blocks[m + 1] - blocks[m]
-        columns = 4 * whole_vectors(size)
-        panels = packed[at : at + columns * size]
-        part = products[: rows * columns].reshape(rows, columns)
-        multiply_packed(h[:, first : first + size], rows, panels, columns, part, False)
-        for r in range(rows):
-            for gate in range(4):
-                for j in range(size):
-                    sums[r, gate * wide + first + j] += part[r, gate * (columns // 4) + j]
-        at += columns * size
 
 
 @compiled
@@ -118,7 +83,7 @@ def step_prefixes(first, last, weights, parent, label, h, s, g):
     """
     L, H = h.shape[1:]
     wide, columns = weights.biases.shape[1] // 4, weights.output_biases.size
-    sums, products = np.empty((BLOCK, 4 * wide), h.dtype), np.empty(BLOCK * 4 * wide, h.dtype)
+    sums = np.empty((BLOCK, 4 * wide), h.dtype)
     outputs = np.empty((BLOCK, columns), h.dtype)
     gates = np.empty(4 * H, h.dtype)
     h_block, h_below = np.empty((BLOCK, H), h.dtype), np.empty((BLOCK, H), h.dtype)
@@ -137,8 +102,8 @@ def step_prefixes(first, last, weights, parent, label, h, s, g):
                 if i == 0:
                     sums[r] += weights.inputs[label[node]]
             if i > 0:
-                _add_products(h_below, rows, weights.below[i], weights.blocks, products, sums)
-            _add_products(h_block, rows, weights.hidden[i], weights.blocks, products, sums)
+                multiply_packed(h_below, rows, weights.below[i], 4 * wide, sums, True)
+            multiply_packed(h_block, rows, weights.hidden[i], 4 * wide, sums, True)
             for r in range(rows):
                 node = start + r
                 step(H, wide, sums[r], weights.peepholes[i], h_block[r], s[node, i], gates)
