@@ -1,4 +1,5 @@
-"""One training step of the paper's transducer: both networks, the loss, back, the momentum update.
+"""One training step of the paper's transducer: both networks, the loss, back, the momentum update;
+and where the time goes in its online training, which adds noise to the weights.
 
 128 LSTM units in each direction and in the prediction network, 26 inputs, 39 labels, T 304, U 40.
 On a GPU also as one CUDA graph, which is how to train where the lengths repeat. Run it as
@@ -11,9 +12,12 @@ from collections.abc import Callable
 
 import torch
 from measure import DEVICE, captured, extra_megabytes, machine, medians, show
+from torch import Tensor
 
 from transduce import Transducer, transducer_loss
+from transduce.regularisation import weight_noise
 
+NOISE = 0.075
 T, U, INPUTS, LABELS = 304, 40, 26, 39
 
 
@@ -34,6 +38,48 @@ def step(B: int) -> Callable[[], object]:
     return call
 
 
+def parts() -> dict[str, Callable[[], object]]:
+    """Of an online step, each by itself."""
+    model = Transducer(INPUTS, LABELS).to(DEVICE)
+    weights = list(model.parameters())
+    optimiser = torch.optim.SGD(weights, lr=1e-4, momentum=0.9)
+    generator = torch.Generator(DEVICE)
+    frames = torch.randn(1, T, INPUTS, device=DEVICE)
+    labels = torch.randint(1, LABELS + 1, (1, U), device=DEVICE)
+    num_frames, num_labels = (torch.full((1,), n, device=DEVICE) for n in (T, U))
+
+    def losses(f: Tensor, g: Tensor) -> Tensor:
+        return transducer_loss(f, g, labels, num_frames, num_labels).sum()
+
+    f, g, _ = model(frames, num_frames, labels)
+    f, g = f.detach().requires_grad_(), g.detach().requires_grad_()
+    upstream = torch.autograd.grad(losses(f, g), (f, g))
+
+    def noise() -> None:
+        with weight_noise(weights, NOISE, generator):
+            pass
+
+    def networks() -> None:
+        outputs = model(frames, num_frames, labels)[:2]
+        torch.autograd.backward(outputs, upstream)
+
+    def whole() -> None:
+        with weight_noise(weights, NOISE, generator):
+            losses(*model(frames, num_frames, labels)[:2]).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    networks()
+    return {
+        "noise on the weights, and off again": noise,
+        "both networks, there": lambda: model(frames, num_frames, labels),
+        "both networks, there and back": networks,
+        "the loss and its gradients": lambda: torch.autograd.grad(losses(f, g), (f, g)),
+        "the update": lambda: optimiser.step(),
+        "the whole step": whole,
+    }
+
+
 def main() -> None:
     print(machine())
     torch.manual_seed(0)
@@ -45,6 +91,12 @@ def main() -> None:
         for name, ms in medians(calls, seconds=20 if DEVICE == "cpu" else 3).items():
             rows.append([f"B {B}", name, f"{ms:.2f}", f"{extra_megabytes(calls[name]):.1f}"])
     show(f"T {T}, U {U}, float32", ["batch", "contender", "ms", "MiB"], rows)
+    times = medians(parts(), seconds=10)
+    show(
+        "where the time goes, B 1, with noise on the weights",
+        ["part", "ms"],
+        [[name, f"{ms:.2f}"] for name, ms in times.items()],
+    )
 
 
 if __name__ == "__main__":
