@@ -17,9 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from transduce.alphabet import NULL
-from transduce.decoding.hypothesis import Hypothesis, Timing, label_timings
-from transduce.decoding.search import check_frames, check_numbers, check_width, evaluating
-from transduce.lattice.loss import lattice_transitions
+from transduce.decoding.hypothesis import Hypothesis, Timing
+from transduce.decoding.search import (
+    check_frames,
+    check_numbers,
+    check_width,
+    evaluating,
+    timings_of,
+)
 from transduce.lstm.layer import State
 from transduce.networks import Transducer
 
@@ -49,7 +54,7 @@ class Ensemble(nn.Module):
     def losses(
         self, frames: Tensor, num_frames: Tensor, labels: Tensor, num_labels: Tensor
     ) -> Tensor:
-        """-ln Pr(y|x) of each sequence in nats, [B]; those of labels must be [B, U]."""
+        """-ln Pr(y|x) of each sequence in nats, [B], of the labels [B, U]."""
         rows = torch.arange(len(labels), device=labels.device)
         losses = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
         with evaluating(self):
@@ -97,33 +102,15 @@ class Ensemble(nn.Module):
                     "for each of its frames; longer sequences were not looked at",
                     stacklevel=2,
                 )
+            places = {b: i for i, b in enumerate(heard.tolist())}
             return [
-                [self._hypothesis(frames[b, :T], prefix, with_timings) for prefix in beam.ended[b]]
-                for b, T in enumerate(lengths)
+                [_hypothesis(columns, places.get(b), one, with_timings) for one in ended]
+                for b, ended in enumerate(beam.ended)
             ]
 
     def _columns(self, frames: Tensor, num_frames: Tensor) -> list[_Column]:
         members = cast(Iterable[Transducer], self.members)
         return [_Column(member, frames, num_frames) for member in members]
-
-    def _hypothesis(self, frames: Tensor, found: _Prefix, with_timings: bool) -> Hypothesis:
-        labels, timings = found.labels, list[Timing]()
-        if with_timings and labels:
-            y = torch.tensor([labels], device=frames.device)
-            lattices = []
-            for member in cast(Iterable[Transducer], self.members):
-                f, g, _ = member(frames[None], torch.tensor([len(frames)], device=y.device), y)
-                lattices.append(
-                    label_timings(
-                        *lattice_transitions(f[0].double().cpu(), g[0].double().cpu(), y[0].cpu())
-                    )
-                )
-            timings = [
-                same[0]._replace(confidence=sum(t.confidence for t in same) / len(same))
-                for same in zip(*lattices, strict=True)
-            ]
-        emitted = tuple(timing.frame for timing in timings)
-        return Hypothesis(labels, found.log_prob, found.log_prob, emitted, tuple(timings))
 
 
 class _Prefix(NamedTuple):
@@ -144,8 +131,7 @@ class _Column:
         for b, length in enumerate(num_vectors.tolist()):
             check_numbers(b, f[b, :length])
         self.f, self.last = f.double(), num_vectors.long() - 1
-        B = len(f)
-        self.rows = torch.arange(B, device=f.device)  # the utterance of each prefix
+        self.rows = torch.arange(len(f), device=f.device)  # the utterance of each prefix
         self.labels = torch.full_like(self.rows, NULL)  # the last of each
         self.state: State | None = None  # before it
         # ln of the probability that the last label is emitted at t: that column u is entered there.
@@ -174,6 +160,25 @@ class _Column:
         assert self.state is not None
         h, s = self.state
         self.state = h[:, prefixes], s[:, prefixes]
+
+    def timings(self, place: int, labels: tuple[int, ...]) -> list[Timing]:
+        """When this member emits the labels of an utterance."""
+        return timings_of(self.network, self.f[place, : self.last[place] + 1], labels)
+
+
+def _hypothesis(
+    columns: Sequence[_Column], place: int | None, found: _Prefix, with_timings: bool
+) -> Hypothesis:
+    """What was found; `place` is the utterance's in the columns, None if it has no frames."""
+    timings: list[Timing] = []
+    if with_timings and place is not None:
+        members = [column.timings(place, found.labels) for column in columns]
+        timings = [
+            same[0]._replace(confidence=sum(t.confidence for t in same) / len(same))
+            for same in zip(*members, strict=True)
+        ]
+    emitted = tuple(timing.frame for timing in timings)
+    return Hypothesis(found.labels, found.log_prob, found.log_prob, emitted, tuple(timings))
 
 
 def _mean(expected: Sequence[Tensor]) -> Tensor:
@@ -213,13 +218,15 @@ class _Beam:
             following = log_prob[here, NULL + 1 :]
             values, where = following.flatten().topk(min(self.beam_width, following.numel()))
             for value, i in zip(values.tolist(), where.tolist(), strict=True):
-                prefix, label = live[here[i // following.shape[1]]], i % following.shape[1] + 1
-                if value > least and len(prefix.labels) == self.most_labels[b]:
+                if not value > least:
+                    break  # the others are less probable still
+                r, label = here[i // following.shape[1]], i % following.shape[1] + 1
+                if len(live[r].labels) == self.most_labels[b]:
                     self.bounded.add(b)
-                elif value > least:
-                    self.live.append(_Prefix(b, value, (*prefix.labels, label)))
-                    rows.append(here[i // following.shape[1]])
-                    labels.append(label)
+                    continue
+                self.live.append(_Prefix(b, value, (*live[r].labels, label)))
+                rows.append(r)
+                labels.append(label)
         followed = torch.tensor([rows, labels], dtype=torch.int64, device=device)
         return followed[0], followed[1]
 

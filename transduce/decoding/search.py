@@ -169,13 +169,20 @@ def _hypothesis(
     score: float,
     with_timings: bool,
 ) -> Hypothesis:
-    timings: list[Timing] = []
-    if with_timings and labels:
-        y = torch.tensor([labels], device=transcription.device)
-        f, g = transcription.double().cpu(), network(y)[0].double().cpu()
-        timings = label_timings(*lattice_transitions(f, g, y[0].cpu()))
+    timings = timings_of(network, transcription, labels) if with_timings else []
     frames = tuple(timing.frame for timing in timings)
     return Hypothesis(labels, log_prob, score, frames, tuple(timings))
+
+
+def timings_of(
+    network: PredictionNetwork, transcription: Tensor, labels: tuple[int, ...]
+) -> list[Timing]:
+    """When each of the labels is emitted, given f [T, K+1]."""
+    if not labels:
+        return []
+    y = torch.tensor([labels], device=transcription.device)
+    f, g = transcription.double().cpu(), network(y)[0].double().cpu()
+    return label_timings(*lattice_transitions(f, g, y[0].cpu()))
 
 
 def _warn_of_bounds(num_bounded: list[int], num_vectors: list[int], bound: int) -> None:
