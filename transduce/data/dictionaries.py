@@ -106,14 +106,19 @@ def read_sigmorphon(
         raise Origin(folder).error(
             f"there is no language {language!r}; choose from {', '.join(there) or 'another folder'}"
         )
-    splits = []
-    for split in ("train", "dev", "test"):
-        pairs = []
-        for name in there if language == "all" else [language]:
-            read = read_tsv(folder / split / f"{name}_{split}.tsv", spelling, PHONES, skipped)
-            pairs += [_after(f"{name}:", pair) for pair in read] if language == "all" else read
-        splits.append(tuple(pairs))
-    return Splits(*splits)
+    prefixes = {name: f"{name}:" for name in there} if language == "all" else {language: ""}
+    return Splits(
+        *(
+            tuple(
+                _after(prefix, pair)
+                for name, prefix in prefixes.items()
+                for pair in read_tsv(
+                    folder / split / f"{name}_{split}.tsv", spelling, PHONES, skipped
+                )
+            )
+            for split in ("train", "dev", "test")
+        )
+    )
 
 
 def _after(prefix: str, pair: Pair) -> Pair:
