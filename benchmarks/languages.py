@@ -8,13 +8,14 @@ of several as an ensemble.
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from itertools import groupby
 from pathlib import Path
 
 from measure import DEVICE, machine, show
 
 from transduce.checkpoint import load_ensemble
 from transduce.data.dictionaries import read_sigmorphon
+from transduce.evaluation import nearest_error_rate
 from transduce.recognition import recognise
 
 
@@ -28,12 +29,11 @@ def main() -> None:
         model, model.signature.examples(pairs, with_labels=False), beam_width=int(width)
     )
     decode = model.signature.targets.decode
-    words, wrong = Counter[str](), Counter[str]()
-    for pair, (best, *_) in zip(pairs, found, strict=True):
-        language = pair.name.split(":")[0]
-        words[language] += 1
-        wrong[language] += tuple(decode(best.labels)) not in pair.references
-    rates = {language: 100 * wrong[language] / words[language] for language in words}
+    rates = {}
+    results = zip(pairs, found, strict=True)
+    for language, of_it in groupby(results, key=lambda result: result[0].name.split(":")[0]):
+        words = [(tuple(decode(best[0].labels)), pair.references) for pair, best in of_it]
+        rates[language] = 100 * nearest_error_rate(*zip(*words, strict=True)).sequence_rate
     print(machine())
     show(
         f"{split}, width {width}, {len(runs)} model(s)",

@@ -21,16 +21,22 @@ NOISE = 0.075
 T, U, INPUTS, LABELS = 304, 40, 26, 39
 
 
-def step(B: int) -> Callable[[], object]:
+def problem(B: int) -> tuple[Transducer, torch.optim.SGD, tuple[Tensor, Tensor, Tensor], Tensor]:
+    """The model, its optimiser, what it takes, and the numbers of labels."""
     model = Transducer(INPUTS, LABELS).to(DEVICE)
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     frames = torch.randn(B, T, INPUTS, device=DEVICE)
     labels = torch.randint(1, LABELS + 1, (B, U), device=DEVICE)
     num_frames, num_labels = (torch.full((B,), n, device=DEVICE) for n in (T, U))
+    return model, optimiser, (frames, num_frames, labels), num_labels
+
+
+def step(B: int) -> Callable[[], object]:
+    model, optimiser, inputs, num_labels = problem(B)
 
     def call() -> None:
-        transcription, prediction, num_vectors = model(frames, num_frames, labels)
-        loss = transducer_loss(transcription, prediction, labels, num_vectors, num_labels).mean()
+        transcription, prediction, num_vectors = model(*inputs)
+        loss = transducer_loss(transcription, prediction, inputs[2], num_vectors, num_labels).mean()
         optimiser.zero_grad(set_to_none=False)
         loss.backward()
         optimiser.step()
@@ -40,18 +46,14 @@ def step(B: int) -> Callable[[], object]:
 
 def parts() -> dict[str, Callable[[], object]]:
     """Of an online step, each by itself."""
-    model = Transducer(INPUTS, LABELS).to(DEVICE)
-    weights = list(model.parameters())
-    optimiser = torch.optim.SGD(weights, lr=1e-4, momentum=0.9)
-    generator = torch.Generator(DEVICE)
-    frames = torch.randn(1, T, INPUTS, device=DEVICE)
-    labels = torch.randint(1, LABELS + 1, (1, U), device=DEVICE)
-    num_frames, num_labels = (torch.full((1,), n, device=DEVICE) for n in (T, U))
+    model, optimiser, inputs, num_labels = problem(1)
+    _, num_frames, labels = inputs
+    weights, generator = list(model.parameters()), torch.Generator(DEVICE)
 
     def losses(f: Tensor, g: Tensor) -> Tensor:
         return transducer_loss(f, g, labels, num_frames, num_labels).sum()
 
-    f, g, _ = model(frames, num_frames, labels)
+    f, g, _ = model(*inputs)
     f, g = f.detach().requires_grad_(), g.detach().requires_grad_()
     upstream = torch.autograd.grad(losses(f, g), (f, g))
 
@@ -60,19 +62,19 @@ def parts() -> dict[str, Callable[[], object]]:
             pass
 
     def networks() -> None:
-        outputs = model(frames, num_frames, labels)[:2]
+        outputs = model(*inputs)[:2]
         torch.autograd.backward(outputs, upstream)
 
     def whole() -> None:
         with weight_noise(weights, NOISE, generator):
-            losses(*model(frames, num_frames, labels)[:2]).backward()
+            losses(*model(*inputs)[:2]).backward()
         optimiser.step()
         optimiser.zero_grad()
 
     networks()
     return {
         "noise on the weights, and off again": noise,
-        "both networks, there": lambda: model(frames, num_frames, labels),
+        "both networks, there": lambda: model(*inputs),
         "both networks, there and back": networks,
         "the loss and its gradients": lambda: torch.autograd.grad(losses(f, g), (f, g)),
         "the update": lambda: optimiser.step(),
