@@ -7,7 +7,14 @@ from itertools import product
 import pytest
 import torch
 
-from transduce import Ensemble, Transducer, greedy_search, transducer_loss
+from transduce import (
+    Ensemble,
+    Transducer,
+    greedy_search,
+    label_timings,
+    lattice_transitions,
+    transducer_loss,
+)
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
 
 K = 3
@@ -171,6 +178,23 @@ def test_an_utterance_is_searched_as_if_it_were_alone():
         assert [h.labels for h in alone] == [h.labels for h in found[b]]
         assert [h.log_prob for h in alone] == pytest.approx([h.log_prob for h in found[b]])
         assert alone[0].timings == found[b][0].timings
+
+
+def test_timings_are_the_first_members_with_the_mean_of_all_confidences():
+    models, (frames, num_frames) = members(), utterances(6)
+    [best] = Ensemble(models).search(frames, num_frames, beam_width=9, n_best=9)
+    found = next(h for h in best if len(h.labels) >= 2)
+    y = torch.tensor([found.labels])
+    alone = []
+    with torch.no_grad():
+        for model in models:
+            f, g, _ = model(frames, num_frames, y)
+            alone.append(label_timings(*lattice_transitions(f[0], g[0], y[0])))
+    assert len(found.timings) == len(found.labels)
+    for timing, *each in zip(found.timings, *alone, strict=True):
+        assert timing[:3] == each[0][:3]
+        assert timing.confidence == pytest.approx(sum(t.confidence for t in each) / len(each))
+    assert found.frames == tuple(timing.frame for timing in alone[0])
 
 
 def test_a_sure_model_gives_what_the_greedy_search_gives():
