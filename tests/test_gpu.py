@@ -353,13 +353,23 @@ def test_the_lstm_is_the_same_from_run_to_run_and_on_any_stream():
         assert_same_results(results("triton", torch.float32, *arguments), first)
 
 
-def test_tf32_and_autocast_do_not_touch_the_lstm(request):
+def test_autocast_does_not_touch_the_lstm():
     arguments = problem(5, 7, 40, 128, 1, True)
     first = results("triton", torch.float32, *arguments)
-    request.getfixturevalue("tf32")
     with torch.autocast("cuda", torch.bfloat16):
         found = results("triton", torch.float32, *arguments)
     assert_same_results(found, first)
+
+
+def test_tf32_rounds_what_the_lstm_multiplies(request):
+    arguments = problem(33, 7, 256, 128, 1, True)
+    first = results("triton", torch.float32, *arguments)
+    request.getfixturevalue("tf32")
+    found = results("triton", torch.float32, *arguments)
+    assert not torch.equal(found["output"], first["output"])
+    for name, numbers in found.items():
+        close = 2e-3 * first[name].abs().max()
+        torch.testing.assert_close(numbers, first[name], rtol=0, atol=float(close), msg=name)
 
 
 def test_weights_need_not_lie_where_vectors_are_loaded():

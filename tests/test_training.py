@@ -390,6 +390,20 @@ def test_the_weights_begin_as_far_from_zero_as_the_recipe_says(tmp_path):
     assert 0.029 < largest < 0.03
 
 
+def test_rounded_products_are_for_the_run_alone(tmp_path):
+    before, during = torch.backends.cuda.matmul.fp32_precision, []
+
+    def validate(_model, _examples):
+        during.append(torch.backends.cuda.matmul.fp32_precision)
+        return 0.5
+
+    for precision, name in (("tf32", "tf32"), ("bf16-mixed", "tf32"), ("32-true", "ieee")):
+        recipe = toy_recipe(tmp_path, precision=precision, max_epochs=1)
+        run(recipe, tmp_path / precision, validate=validate)
+        assert during.pop() == name
+    assert torch.backends.cuda.matmul.fp32_precision == before
+
+
 def test_mixed_precision_learns(tmp_path):
     recipe = toy_recipe(tmp_path, precision="bf16-mixed", max_epochs=2)
     with warnings.catch_warnings():

@@ -145,6 +145,12 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if here else torch.cuda.device(device)
 
 
+def without_autocast() -> AbstractContextManager[Any]:
+    """A context for products of tensors as they are, in TF32 if PyTorch was told so."""
+    on = torch.is_autocast_enabled("cuda")
+    return torch.autocast("cuda", enabled=False) if on else nullcontext()
+
+
 def full_float32() -> AbstractContextManager[None]:
     """A context for products in full float32, whatever PyTorch was told of TF32 and half types."""
     rounded = torch.backends.cuda.matmul.fp32_precision == "tf32"

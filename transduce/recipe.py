@@ -129,7 +129,8 @@ class TrainConfig:
     init_transcription: Path | None = None  # a run, of CTC or a transducer, likewise
     seed: int = 0  # of weights, order, noise, dropout and masks
     save_every: int | None = None  # steps from one state to the next; None: the epoch's end only
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    # tf32: a GPU rounds what it multiplies to 11 bits; bf16-mixed: and the output layers to 8
+    precision: Literal["32-true", "tf32", "bf16-mixed"] = "32-true"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     devices: int = 1  # processes on each machine, which share a step's sequences
     machines: int = 1

@@ -10,7 +10,8 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -115,7 +116,7 @@ def fit(
         devices=config.devices,
         num_nodes=config.machines,
         strategy="ddp" if processes > 1 else "auto",
-        precision=config.precision,
+        precision="bf16-mixed" if config.precision == "bf16-mixed" else "32-true",
     )
     fabric.launch()
     if progress is None or not fabric.is_global_zero:
@@ -125,7 +126,7 @@ def fit(
         if corpus.skipped:
             progress.say(skipped_report(corpus.skipped, len(corpus.training)))
     run = _Run(recipe, run_folder, corpus, fabric, validate, progress)
-    with progress:
+    with progress, _products_in(config.precision):
         run.train(resume)
     fabric.barrier()
     return load_model(run_folder)
@@ -402,6 +403,17 @@ class _Run:
         from torch.utils.tensorboard import SummaryWriter
 
         return SummaryWriter(self.folder)
+
+
+@contextmanager
+def _products_in(precision: str) -> Iterator[None]:
+    """A context for a GPU's products of float32: in full, or in TF32 if the precision allows."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "ieee" if precision == "32-true" else "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:

@@ -19,10 +19,10 @@ from transduce.nvrtc import (
     Kernel,
     aligned,
     current,
-    full_float32,
     kernels,
     set_all_bits,
     shared_memory,
+    without_autocast,
 )
 
 SOURCE = Path(__file__).with_name("lstm.cu").read_text()
@@ -159,7 +159,7 @@ def _forward(
     x = cast(Tensor, _wide(x, wide if x.is_floating_point() else torch.int64))
     (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
     H = columns // 4
-    with current(x.device), full_float32():
+    with current(x.device), without_autocast():
         run = _Run(1, B, N, D, H, biases)
         if x.ndim == 2:
             gates = biases.new_empty(B * N, D * columns)
@@ -201,7 +201,7 @@ class _Layer(torch.autograd.Function):
         )
         (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
         H, num_rows = columns // 4, B * N
-        with current(x.device), full_float32():
+        with current(x.device), without_autocast():
             run = _Run(4, B, N, D, H, peepholes)
             grad_sums = peepholes.new_empty(num_rows, D, columns)
             set_all_bits(grad_sums)
