@@ -1,6 +1,7 @@
 """A recipe's data: every corpus by its name, and what is left out."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,6 +102,33 @@ def test_a_folder_of_timit_and_one_of_sigmorphon(corpora):
     assert len(read_splits(split).test) == 12_000
 
 
+def test_more_pairs_to_learn_from_leave_what_is_held_out_alone(tmp_path):
+    (tmp_path / "train.tsv").write_text("".join(f"{'a' * n}\tX\n" for n in range(1, 21)))
+    data = DataConfig(corpus="tsv", training=tmp_path / "train.tsv", num_validation=4)
+    before = read_splits(data)
+    (tmp_path / "more.tsv").write_text("bb\tY\nab\tX\n")
+    more = replace(data, additional=tmp_path / "more.tsv")
+    after = read_splits(more)
+    assert after.validation == before.validation
+    assert after.training[:16] == before.training
+    assert [pair.target for pair in after.training[16:]] == [("Y",), ("X",)]
+    assert read_corpus(more).signature.targets.symbols == ("X", "Y")
+    known = before.validation[0].name
+    (tmp_path / "more.tsv").write_text(f"bb\tY\n{known}\tY\n")
+    with pytest.raises(DataError, match=f"more.tsv, line 2: {known} is held out to validate or"):
+        read_splits(more)
+    skipped = []
+    assert len(read_splits(more, skipped).training) == 17 and len(skipped) == 1
+
+
+def test_more_lines_of_targets_may_repeat_what_is_held_out(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text("XY\nYX\n")
+    files = {"training": tmp_path / "a.txt", "additional": tmp_path / "b.txt"}
+    data = DataConfig(corpus="targets", num_validation=1, **files)
+    assert len(read_corpus(data).training) == 3
+
+
 def test_what_is_bad_is_skipped_and_counted(tmp_path):
     (tmp_path / "a.tsv").write_text("ab\tX\nno tab\nb\tX\n")
     (tmp_path / "b.tsv").write_text("a\tX\na\tunseen\n")
@@ -117,11 +145,15 @@ def test_what_is_bad_is_skipped_and_counted(tmp_path):
         ({}, "data.training is not set; manifest needs it"),
         ({"corpus": "timit"}, "data.folder is not set; timit needs it"),
         ({"corpus": "tsv", "training": "a.tsv"}, "data.validation is not set; give a file, or"),
+        (
+            {"corpus": "cmudict", "training": "a.tsv", "additional": "a.tsv"},
+            "data.additional cannot be added to cmudict; leave it out",
+        ),
     ],
 )
 def test_a_recipe_must_say_where_the_data_are(tmp_path, settings, said):
     (tmp_path / "a.tsv").write_text("a\tb\n")
-    if "training" in settings:
-        settings = settings | {"training": tmp_path / settings["training"]}
+    files = {name: tmp_path / "a.tsv" for name in ("training", "additional") if name in settings}
+    settings = settings | files
     with pytest.raises(RecipeError, match=said):
         read_corpus(DataConfig(**settings))

