@@ -1,46 +1,112 @@
-"""Word error rate in each language of SIGMORPHON 2020, and its mean: of a model of all of them, or
-of several as an ensemble.
+"""Word error rate in each language of SIGMORPHON 2020, and its mean: of models, and of their vote.
 
-`python benchmarks/languages.py FOLDER dev|test WIDTH RUN...`, such as
-`python benchmarks/languages.py sigmorphon2020-g2p dev 4 runs/languages-1 runs/languages-2`.
+`python benchmarks/languages.py FOLDER dev|test RUN...`, such as
+`python benchmarks/languages.py sigmorphon2020-g2p dev runs/languages-1 'runs/own-{}'`. A run with
+{} in it is one of each language, kor for example, trained on that alone. All models vote on what
+any of them outputs greedily: the output with the highest sum of ln Pr(y|x) wins.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
+import torch
 from measure import DEVICE, machine, show
 
-from transduce.checkpoint import load_ensemble
+from transduce.checkpoint import TrainedModel, load_model
+from transduce.data.batches import Batches, Example
 from transduce.data.dictionaries import read_sigmorphon
-from transduce.evaluation import nearest_error_rate
+from transduce.data.pairs import Pair, Splits, Symbols
+from transduce.losses import sequence_losses
 from transduce.recognition import recognise
+
+CELLS = 1_000_000  # of padded lattice at once
 
 
 def main() -> None:
-    folder, split, width, *runs = sys.argv[1:]
-    model = load_ensemble([Path(run) for run in runs])
-    model.network.to(DEVICE)
-    splits = read_sigmorphon(folder, "all")
-    pairs = {"dev": splits.validation, "test": splits.test}[split]
-    found = recognise(
-        model, model.signature.examples(pairs, with_labels=False), beam_width=int(width)
-    )
-    decode = model.signature.targets.decode
-    rates = {}
-    results = zip(pairs, found, strict=True)
-    for language, of_it in groupby(results, key=lambda result: result[0].name.split(":")[0]):
-        words = [(tuple(decode(best[0].labels)), pair.references) for pair, best in of_it]
-        rates[language] = 100 * nearest_error_rate(*zip(*words, strict=True)).sequence_rate
+    folder, split, *runs = sys.argv[1:]
+    of_all = [_load(run) for run in runs if "{}" not in run]
+    rates: dict[str, list[float]] = {}
+    for language, together in groupby(_pairs(folder, "all", split), lambda pair: pair.name[:3]):
+        pairs = list(together)
+        words = [(model, model.signature.examples(pairs, with_labels=False)) for model in of_all]
+        for run in runs:
+            if "{}" in run:
+                model = _load(run.format(language))
+                alone = _pairs(folder, language, split)
+                words.append((model, model.signature.examples(alone, with_labels=False)))
+        outputs = [_outputs(model, examples) for model, examples in words]
+        chosen = _vote(words, outputs)
+        rates[language] = [_wrong(one, pairs) for one in (*outputs, chosen)]
+        print(language, *(f"{rate:.1f}" for rate in rates[language]), file=sys.stderr)
+    means = [sum(column) / len(rates) for column in zip(*rates.values(), strict=True)]
     print(machine())
     show(
-        f"{split}, width {width}, {len(runs)} model(s)",
-        ["language", "word errors, %"],
-        [[language, f"{rate:.1f}"] for language, rate in rates.items()]
-        + [["mean", f"{sum(rates.values()) / len(rates):.2f}"]],
+        f"{split}, word errors, %, greedily",
+        ["language", *(Path(run).name for run in sorted(runs, key=lambda r: "{}" in r)), "vote"],
+        [[language, *(f"{rate:.1f}" for rate in row)] for language, row in rates.items()]
+        + [["mean", *(f"{mean:.2f}" for mean in means)]],
     )
+
+
+def _load(run: str) -> TrainedModel:
+    model = load_model(Path(run))
+    model.network.to(DEVICE)
+    return model
+
+
+def _pairs(folder: str, language: str, split: str) -> Sequence[Pair]:
+    splits: Splits = read_sigmorphon(folder, language)
+    return {"dev": splits.validation, "test": splits.test}[split]
+
+
+def _outputs(model: TrainedModel, examples: Sequence[Example]) -> list[Symbols]:
+    decode = model.signature.targets.decode
+    return [tuple(decode(best[0].labels)) for best in recognise(model, examples)]
+
+
+def _wrong(outputs: Sequence[Symbols], pairs: Sequence[Pair]) -> float:
+    wrong = sum(y not in pair.references for y, pair in zip(outputs, pairs, strict=True))
+    return 100 * wrong / len(pairs)
+
+
+def _vote(
+    words: Sequence[tuple[TrainedModel, Sequence[Example]]], outputs: Sequence[Sequence[Symbols]]
+) -> list[Symbols]:
+    """Of each word's different outputs the one that all models together find likeliest."""
+    each = [sorted({y for y in some if y}) or [()] for some in zip(*outputs, strict=True)]
+    candidates = [(i, y) for i, some in enumerate(each) for y in some]
+    sums = sum(_log_likelihoods(model, examples, candidates) for model, examples in words)
+    assert isinstance(sums, torch.Tensor)
+    best: dict[int, tuple[float, Symbols]] = {}
+    for (i, y), log_likelihood in zip(candidates, sums.tolist(), strict=True):
+        best[i] = max(best.get(i, (-torch.inf, ())), (log_likelihood, y))
+    return [best[i][1] for i in range(len(each))]
+
+
+@torch.no_grad()
+def _log_likelihoods(
+    model: TrainedModel, examples: Sequence[Example], candidates: Sequence[tuple[int, Symbols]]
+) -> torch.Tensor:
+    """ln Pr(y|x) of candidates y for the examples of those numbers; a symbol that the model does
+    not have makes it -1000, which no other outweighs."""
+    known = set(model.signature.targets.symbols)
+    found = torch.full((len(candidates),), -1000.0, dtype=torch.float64)
+    rows = [row for row, (_, y) in enumerate(candidates) if y and known.issuperset(y)]
+    labelled = [
+        replace(examples[i], labels=torch.tensor(model.signature.targets.encode(y)))
+        for i, y in (candidates[row] for row in rows)
+    ]
+    batches = Batches(labelled, max_cells=CELLS, seed=0, max_sequences=64)
+    order = batches.in_order()
+    for ids, batch in zip(order, batches.load(order), strict=True):
+        losses = sequence_losses(model.network.eval(), model.config, batch.to(DEVICE))
+        found[[rows[i] for i in ids]] = -losses.double().cpu()
+    return found
 
 
 if __name__ == "__main__":
