@@ -325,6 +325,24 @@ def test_results_are_the_same_from_run_to_run(backend, both):
         assert_same_bits(results(backend, torch.float32, *arguments), first)
 
 
+@pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_gradients_the_results_are_the_same_and_nothing_is_kept(backend, ids):
+    model, x, lengths, state, _ = problem(3, 9, 4, 33, 2, True, [9, 0, 5], ids)
+    model.backend = backend
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        expected, (h, s) = model(x, lengths, state=state)
+        assert kept
+        kept.clear()
+        with torch.no_grad():
+            found, last = model(x, lengths, state=state)
+    assert not kept and not found.requires_grad
+    assert_same_bits(
+        {"output": found, "h": last[0], "s": last[1]}, {"output": expected, "h": h, "s": s}
+    )
+
+
 @pytest.mark.parametrize("both", [False, True], ids=["forward", "both ways"])
 def test_only_the_weights_gradients_depend_on_the_number_of_threads(set_num_threads, both):
     arguments = problem(7, 20, 5, 33, 2, both, [20, 3, 11, 0, 17, 20, 8])

@@ -36,31 +36,43 @@ def layer(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One layer of D directions: its outputs [B, N, D H] and the last h and s, each [D, B, H]."""
     lengths, h, s = in_full(x, lengths, peepholes, h, s)
-    result: tuple[Tensor, Tensor, Tensor] = _Layer.apply(
-        x, lengths, input_weights, hidden_weights, peepholes, biases, h, s
-    )
-    return result
+    arguments = (x, lengths, input_weights, hidden_weights, peepholes, biases, h, s)
+    if torch.is_grad_enabled() and any(argument.requires_grad for argument in arguments):
+        result: tuple[Tensor, Tensor, Tensor] = _Layer.apply(*arguments)
+        return result
+    output, last_h, last_s = _through_time(*arguments, with_gradients=False)[0]
+    return output, last_h, last_s
+
+
+def _through_time(
+    x: Tensor, lengths: Tensor, *weights: Tensor, with_gradients: bool
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The outputs and the last h and s, and what the way back needs."""
+    dtype = torch.promote_types(weights[0].dtype, torch.float32)
+    tensors = [t.detach().to(dtype).contiguous() for t in weights]
+    peepholes, h, s = tensors[2], tensors[4], tensors[5]
+    (B, N), (D, _, H) = x.shape[:2], peepholes.shape
+    frames, ids = _frames_and_ids(x.detach(), dtype)
+    kept = N if with_gradients else 0
+    gates = torch.empty(B, kept, D, 4 * H, dtype=dtype)  # the four of Eqs. 4-7, in their order
+    states = torch.empty(B, kept, D, H, dtype=dtype)
+    output = torch.empty(B, N, D * H, dtype=dtype)
+    last_h, last_s = torch.empty_like(h), torch.empty_like(s)
+    shares = _shares(lengths.numpy(), D)
+    arguments = [lengths, frames, ids, *tensors, gates, states, output, last_h, last_s]
+    arrays = [argument.numpy() for argument in arguments]
+    _forward_shares(team(len(shares[0])), (*shares, *arrays))
+    results = tuple(t.to(weights[0].dtype) for t in (output, last_h, last_s))
+    return results, (x, lengths, *tensors, gates, states, output)
 
 
 class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, lengths: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        dtype = torch.promote_types(weights[0].dtype, torch.float32)
-        tensors = [t.detach().to(dtype).contiguous() for t in weights]
-        peepholes, h, s = tensors[2], tensors[4], tensors[5]
-        (B, N), (D, _, H) = x.shape[:2], peepholes.shape
-        frames, ids = _frames_and_ids(x.detach(), dtype)
-        gates = torch.empty(B, N, D, 4 * H, dtype=dtype)  # the four of Eqs. 4-7, in their order
-        states = torch.empty(B, N, D, H, dtype=dtype)
-        output = torch.empty(B, N, D * H, dtype=dtype)
-        last_h, last_s = torch.empty_like(h), torch.empty_like(s)
-        shares = _shares(lengths.numpy(), D)
-        arguments = [lengths, frames, ids, *tensors, gates, states, output, last_h, last_s]
-        arrays = [argument.numpy() for argument in arguments]
-        _forward_shares(team(len(shares[0])), (*shares, *arrays))
-        ctx.save_for_backward(x, lengths, *tensors, gates, states, output)
-        ctx.dtype = weights[0].dtype
-        return tuple(t.to(ctx.dtype) for t in (output, last_h, last_s))
+    def forward(ctx: Any, *arguments: Tensor) -> tuple[Tensor, ...]:
+        results, saved = _through_time(*arguments, with_gradients=True)
+        ctx.save_for_backward(*saved)
+        ctx.dtype = results[0].dtype
+        return results
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -186,7 +198,10 @@ def _forward(
     all_input_weights, hidden_weights, peepholes, biases, first_h, first_s,
     gates, states, output, last_h, last_s,
 ):  # fmt: skip
-    """Eqs. 4-8 for one share; the second direction runs from each sequence's last frame."""
+    """Eqs. 4-8 for one share; the second direction runs from each sequence's last frame.
+
+    Gates and states are kept for the way back if there is room for them.
+    """
     d, rows = directions[share], all_rows[starts[share] : starts[share + 1]]
     H = peepholes.shape[2]
     wide = (H + LANES - 1) // LANES * LANES
@@ -206,6 +221,7 @@ def _forward(
     for r in range(rows.size):
         h[r] = first_h[d, rows[r]]
         s[r] = first_s[d, rows[r]]
+    kept, gates_here = gates.shape[1] > 0, np.empty(4 * H, gates.dtype)
     num_rows = rows.size
     for n in range(lengths[rows[0]]):
         while lengths[rows[num_rows - 1]] <= n:
@@ -220,8 +236,11 @@ def _forward(
         for r in range(num_rows):
             b = rows[r]
             t = _frame(d, n, lengths[b])
-            step(H, wide, sums[first + r], peepholes[d], h[r], s[r], gates[b, t, d])
-            states[b, t, d] = s[r]
+            if kept:
+                gates_here = gates[b, t, d]
+            step(H, wide, sums[first + r], peepholes[d], h[r], s[r], gates_here)
+            if kept:
+                states[b, t, d] = s[r]
             output[b, t, d * H : (d + 1) * H] = h[r]
     for r in range(rows.size):
         b = rows[r]
