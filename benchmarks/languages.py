@@ -1,9 +1,9 @@
 """Word error rate in each language of SIGMORPHON 2020, and its mean: of models, and of their vote.
 
-`python benchmarks/languages.py FOLDER dev|test RUN...`, such as
-`python benchmarks/languages.py sigmorphon2020-g2p dev runs/languages-1 'runs/own-{}'`. A run with
+`python benchmarks/languages.py FOLDER dev|test WIDTH RUN...`, such as
+`python benchmarks/languages.py sigmorphon2020-g2p dev 1 runs/languages-1 'runs/own-{}'`. A run with
 {} in it is one of each language, kor for example, trained on that alone. All models vote on what
-any of them outputs greedily: the output with the highest sum of ln Pr(y|x) wins.
+any of them outputs: the output with the highest sum of ln Pr(y|x) wins.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CELLS = 1_000_000  # of padded lattice at once
 
 
 def main() -> None:
-    folder, split, *runs = sys.argv[1:]
+    folder, split, width, *runs = sys.argv[1:]
     of_all = [_load(run) for run in runs if "{}" not in run]
     rates: dict[str, list[float]] = {}
     for language, together in groupby(_pairs(folder, "all", split), lambda pair: pair.name[:3]):
@@ -39,14 +39,14 @@ def main() -> None:
                 model = _load(run.format(language))
                 alone = _pairs(folder, language, split)
                 words.append((model, model.signature.examples(alone, with_labels=False)))
-        outputs = [_outputs(model, examples) for model, examples in words]
+        outputs = [_outputs(model, examples, int(width)) for model, examples in words]
         chosen = _vote(words, outputs)
         rates[language] = [_wrong(one, pairs) for one in (*outputs, chosen)]
         print(language, *(f"{rate:.1f}" for rate in rates[language]), file=sys.stderr)
     means = [sum(column) / len(rates) for column in zip(*rates.values(), strict=True)]
     print(machine())
     show(
-        f"{split}, word errors, %, greedily",
+        f"{split}, word errors, %, width {width}",
         ["language", *(Path(run).name for run in sorted(runs, key=lambda r: "{}" in r)), "vote"],
         [[language, *(f"{rate:.1f}" for rate in row)] for language, row in rates.items()]
         + [["mean", *(f"{mean:.2f}" for mean in means)]],
@@ -64,9 +64,10 @@ def _pairs(folder: str, language: str, split: str) -> Sequence[Pair]:
     return {"dev": splits.validation, "test": splits.test}[split]
 
 
-def _outputs(model: TrainedModel, examples: Sequence[Example]) -> list[Symbols]:
+def _outputs(model: TrainedModel, examples: Sequence[Example], width: int) -> list[Symbols]:
     decode = model.signature.targets.decode
-    return [tuple(decode(best[0].labels)) for best in recognise(model, examples)]
+    found = recognise(model, examples, beam_width=width)
+    return [tuple(decode(best[0].labels)) for best in found]
 
 
 def _wrong(outputs: Sequence[Symbols], pairs: Sequence[Pair]) -> float:

@@ -56,7 +56,10 @@ def recognise(
     if isinstance(network, TranscriptionNetwork) and (n_best > 1 or with_timings):
         raise ValueError("CTC's searches have one output and no timings; ask for just the output")
     found: list[tuple[Hypothesis, ...]] = [()] * len(examples)
-    unlabelled = [replace(example, labels=torch.empty(0)) for example in examples]
+    unlabelled = [
+        replace(example, labels=torch.empty(0)) if example.num_labels else example
+        for example in examples
+    ]
     at_once = FRAMES[_device(model).type]
     if isinstance(network, Ensemble):  # which has a lattice's column for each of the beam
         at_once //= beam_width
