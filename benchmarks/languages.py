@@ -21,6 +21,7 @@ from transduce.checkpoint import TrainedModel, load_model
 from transduce.data.batches import Batches, Example
 from transduce.data.dictionaries import read_sigmorphon
 from transduce.data.pairs import Pair, Splits, Symbols
+from transduce.evaluation import nearest_error_rate
 from transduce.losses import sequence_losses
 from transduce.recognition import recognise
 
@@ -71,22 +72,22 @@ def _outputs(model: TrainedModel, examples: Sequence[Example], width: int) -> li
 
 
 def _wrong(outputs: Sequence[Symbols], pairs: Sequence[Pair]) -> float:
-    wrong = sum(y not in pair.references for y, pair in zip(outputs, pairs, strict=True))
-    return 100 * wrong / len(pairs)
+    references = [pair.references for pair in pairs]
+    return 100 * nearest_error_rate(outputs, references, num_resamples=0).sequence_rate
 
 
 def _vote(
     words: Sequence[tuple[TrainedModel, Sequence[Example]]], outputs: Sequence[Sequence[Symbols]]
 ) -> list[Symbols]:
     """Of each word's different outputs the one that all models together find likeliest."""
-    each = [sorted({y for y in some if y}) or [()] for some in zip(*outputs, strict=True)]
-    candidates = [(i, y) for i, some in enumerate(each) for y in some]
-    sums = sum(_log_likelihoods(model, examples, candidates) for model, examples in words)
-    assert isinstance(sums, torch.Tensor)
+    different = [sorted({y for y in some if y}) or [()] for some in zip(*outputs, strict=True)]
+    candidates = [(i, y) for i, some in enumerate(different) for y in some]
+    each_models = [_log_likelihoods(model, examples, candidates) for model, examples in words]
+    sums = torch.stack(each_models).sum(0)
     best: dict[int, tuple[float, Symbols]] = {}
     for (i, y), log_likelihood in zip(candidates, sums.tolist(), strict=True):
         best[i] = max(best.get(i, (-torch.inf, ())), (log_likelihood, y))
-    return [best[i][1] for i in range(len(each))]
+    return [best[i][1] for i in range(len(different))]
 
 
 @torch.no_grad()
