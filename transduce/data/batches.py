@@ -122,12 +122,13 @@ def _labels(pair: Pair, targets: Alphabet | None) -> Tensor:
 
 
 class Batches:
-    """Batches of examples about equally long, no batch with more than `max_cells` of padded
-    lattice: B x T x (U+1), T being that of the transcription. Epoch n of a seed is always the same.
+    """Batches of examples, no batch with more than `max_cells` of padded lattice: B x T x (U+1), T
+    being that of the transcription. Epoch n of a seed is always the same.
 
-    Those with about the same T stand together, by U. Lengths are compared after a random stretch of
-    up to `jitter`, so that an epoch's batches are not those of the one before. `max_sequences=1` is
-    the paper's online training, in random order.
+    An epoch's batches are of examples not too unlike in length, T + U: compared after a random
+    stretch of up to `jitter`, so that shorter and longer ones, and those with more and fewer labels
+    for their frames, pull at the weights together. `max_sequences=1` is the paper's online
+    training, in random order.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Batches:
         *,
         max_sequences: int | None = None,
         pooling: int = 1,
-        jitter: float = 0.1,
+        jitter: float = 0.5,
     ) -> None:
         if max_sequences is not None and max_sequences < 1:
             raise ValueError(f"max_sequences must be at least 1, or None, not {max_sequences}")
@@ -161,11 +162,8 @@ class Batches:
         draw = random.Random(f"{self.seed} {number}")
         order = list(range(len(self.examples)))
         if self.max_sequences > 1:
-            stretched = [
-                (T * (1 + self.jitter * draw.random()), U * (1 + self.jitter * draw.random()))
-                for T, U in self.sizes
-            ]
-            order.sort(key=lambda i: _by_length(*stretched[i]))
+            lengths = [(T + U) * (1 + self.jitter * draw.random()) for T, U in self.sizes]
+            order.sort(key=lengths.__getitem__)
         batches = self._filled(order)
         draw.shuffle(batches)
         return batches
