@@ -26,6 +26,8 @@ CELLS = 1_000_000  # of padded lattice at once
 
 @torch.no_grad()
 def main() -> None:
+    if len(sys.argv) < 7:
+        sys.exit(__doc__)
     run, training, manifest, field, width, order, *settings = sys.argv[1:]
     model = load_model(Path(run))
     network, signature = model.network.to(DEVICE), model.signature

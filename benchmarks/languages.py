@@ -29,6 +29,8 @@ CELLS = 1_000_000  # of padded lattice at once
 
 
 def main() -> None:
+    if len(sys.argv) < 5:
+        sys.exit(__doc__)
     folder, split, width, *runs = sys.argv[1:]
     of_all = [_load(run) for run in runs if "{}" not in run]
     rates: dict[str, list[float]] = {}

@@ -44,6 +44,8 @@ def exact_score(model: TrainedModel, transcription: Tensor, labels: Sequence[int
 
 @torch.no_grad()
 def main() -> None:
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
     run, manifest, field, *plot = sys.argv[1:]
     model = load_model(Path(run))
     model.network.to(DEVICE)
