@@ -121,12 +121,15 @@ def _labels(pair: Pair, targets: Alphabet | None) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64)
 
 
+JITTER = 0.5  # by how much more than itself a length may count in an epoch's order
+
+
 class Batches:
     """Batches of examples, no batch with more than `max_cells` of padded lattice: B x T x (U+1), T
     being that of the transcription. Epoch n of a seed is always the same.
 
     An epoch's batches are of examples not too unlike in length, T + U: compared after a random
-    stretch of up to `jitter`, so that shorter and longer ones, and those with more and fewer labels
+    stretch of up to JITTER, so that shorter and longer ones, and those with more and fewer labels
     for their frames, pull at the weights together. `max_sequences=1` is the paper's online
     training, in random order.
     """
@@ -139,14 +142,13 @@ class Batches:
         *,
         max_sequences: int | None = None,
         pooling: int = 1,
-        jitter: float = 0.5,
     ) -> None:
         if max_sequences is not None and max_sequences < 1:
             raise ValueError(f"max_sequences must be at least 1, or None, not {max_sequences}")
         if pooling < 1:
             raise ValueError(f"pooling must be at least 1, not {pooling}")
         self.examples, self.max_cells, self.seed = examples, max_cells, seed
-        self.max_sequences, self.jitter = max_sequences or len(examples), jitter
+        self.max_sequences = max_sequences or len(examples)
         # Targets alone count as one frame, so that they too are bounded.
         self.sizes = [(max(1, -(-e.num_frames // pooling)), e.num_labels + 1) for e in examples]
         for example, (T, U) in zip(examples, self.sizes, strict=True):
@@ -162,7 +164,7 @@ class Batches:
         draw = random.Random(f"{self.seed} {number}")
         order = list(range(len(self.examples)))
         if self.max_sequences > 1:
-            lengths = [(T + U) * (1 + self.jitter * draw.random()) for T, U in self.sizes]
+            lengths = [(T + U) * (1 + JITTER * draw.random()) for T, U in self.sizes]
             order.sort(key=lengths.__getitem__)
         batches = self._filled(order)
         draw.shuffle(batches)
@@ -196,7 +198,7 @@ class Batches:
         return batches
 
 
-def _by_length(T: float, U: float) -> tuple[int, float]:
+def _by_length(T: int, U: int) -> tuple[int, int]:
     """What to sort by: T to within a tenth, then U, up in one band and down in the next, so that
     a batch that reaches from band to band has little padding too."""
     band = int(math.log(T, 1.1))
