@@ -93,14 +93,15 @@ def alone(num_labels):
     return Example(pair_of("", "y" * num_labels), nothing, torch.ones(num_labels).long())
 
 
-@pytest.mark.parametrize("kind", ["pairs", "targets alone"])
-def test_batches_have_little_padding_in_their_lattices(kind):
+# Pairs whose T says nothing of U; in random order these shares are 0.38 and 0.53.
+@pytest.mark.parametrize(("kind", "least"), [("pairs", 0.45), ("targets alone", 0.75)])
+def test_batches_have_little_padding_in_their_lattices(kind, least):
     examples = random_examples(2000)
     if kind == "targets alone":
         examples = [alone(example.num_labels) for example in examples]
     batches = Batches(examples, 10_000 if kind == "pairs" else 500, seed=0)
     cells = sum(T * U for T, U in batches.sizes)
-    for order, share in ((batches.epoch(0), 0.45), (batches.in_order(), 0.75)):
+    for order, share in ((batches.epoch(0), least), (batches.in_order(), 0.75)):
         shapes = [batches.shape(batch) for batch in order]
         assert cells / sum(B * max(1, T) * (U + 1) for B, T, U in shapes) > share
 
