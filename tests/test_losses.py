@@ -7,9 +7,10 @@ import torch
 
 from transduce import transducer_loss
 from transduce.checkpoint import build_network
+from transduce.consistency import disagreement, lattice_disagreement
 from transduce.data.batches import Batch, Example
 from transduce.data.pairs import Origin, Pair
-from transduce.losses import ctc_can_align, sequence_losses
+from transduce.losses import consistent_losses, ctc_can_align, sequence_losses
 from transduce.recipe import NetworkConfig
 
 
@@ -78,3 +79,37 @@ def test_a_network_that_has_come_to_give_no_numbers_has_nan(kind):
         for weights in network.parameters():
             weights.fill_(torch.nan)
     assert sequence_losses(network, config, BATCH).isnan().all()
+
+
+@pytest.mark.parametrize("kind", ["transducer", "ctc", "prediction"])
+def test_what_is_seen_twice_has_its_mean_loss_and_its_disagreement(kind):
+    network, config = network_of(kind, dropout=0.5)
+    views = BATCH.times(2)
+    torch.manual_seed(0)
+    losses, apart = consistent_losses(network, config, views)
+    torch.manual_seed(0)
+    one, other = sequence_losses(network, config, views).chunk(2)
+    torch.testing.assert_close(losses, (one + other) / 2)
+    torch.manual_seed(0)
+    if kind == "transducer":
+        f, g, num_frames = network(views.frames, views.num_frames, views.labels)
+        expected = lattice_disagreement(f, g, views.labels, num_frames, views.num_labels)
+    elif kind == "ctc":
+        expected = disagreement(*network(views.frames, views.num_frames))
+    else:
+        expected = disagreement(network(views.labels), views.num_labels)
+    torch.testing.assert_close(apart, expected)
+    assert (apart > 0).all()
+    network.eval()
+    losses, apart = consistent_losses(network, config, views)
+    torch.testing.assert_close(losses, sequence_losses(network, config, BATCH))
+    torch.testing.assert_close(apart, torch.zeros(2))
+
+
+def test_a_network_that_says_no_numbers_has_no_loss_seen_twice_either():
+    network, config = network_of("transducer")
+    with torch.no_grad():
+        network.prediction_network.output.bias[1] = torch.nan
+    losses, apart = consistent_losses(network, config, BATCH.times(2))
+    assert losses.isnan().all()
+    assert not apart.any()

@@ -20,7 +20,7 @@ ORDER = [
     *("lstm.reference", "lstm.cpu", "lstm.triton_kernels", "lstm.layer", "networks"),
     *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
     *("lattice.cpu.parts", "lattice.cpu.joint", "lattice.cpu", "lattice.triton_kernels"),
-    "lattice.loss",
+    *("lattice.loss", "consistency"),
     "ctc",
     *("decoding.hypothesis", "decoding.fusion", "decoding.reference", "decoding.prediction"),
     *(

@@ -116,6 +116,29 @@ def test_a_spectrum_is_stretched_from_its_lowest_coefficient():
     torch.testing.assert_close(coefficients, expected[:, None].expand(-1, 4, -1), rtol=0, atol=0.05)
 
 
+def test_copies_are_stretched_alike_and_masked_each_by_itself():
+    batch = batch_of([30, 20])
+    torch.manual_seed(0)
+    views = spec_augment(batch, SpecAugment(time_masks=1, time_stretch=0.3), copies=2)
+    assert views.pairs == batch.pairs * 2
+    assert torch.equal(*views.num_frames.chunk(2))
+    assert not torch.equal(views.num_frames[:2], batch.num_frames)
+    assert torch.equal(*views.labels.chunk(2))
+    one, other = views.frames.chunk(2)
+    assert not torch.equal(one, other)
+    kept = (one != 0) & (other != 0)
+    assert torch.equal(one[kept], other[kept])
+
+
+def test_copies_of_text_are_alike():
+    text = Batch.of(
+        [Example(Pair("a", (), (), Origin(Path("a.tsv"))), torch.tensor([1, 2]), torch.tensor([3]))]
+    )
+    views = spec_augment(text, SpecAugment(time_masks=1), copies=2)
+    assert views.frames.tolist() == [[1, 2], [1, 2]]
+    assert views.num_labels.tolist() == [1, 1]
+
+
 def test_averages_are_those_of_the_weights_after_every_step():
     weight = torch.zeros(3)
     averages = Averages([weight], 0.9)

@@ -21,7 +21,7 @@ from transduce import greedy_search, training
 from transduce.checkpoint import build_network, load_model
 from transduce.corpus import read_corpus
 from transduce.data.batches import Batch, Batches
-from transduce.losses import sequence_losses
+from transduce.losses import consistent_losses, sequence_losses
 from transduce.progress import Progress
 from transduce.recipe import TrainConfig, read_recipe, recipe_toml
 from transduce.training import NonFiniteLoss, TrainingError, fit, learning_rate
@@ -117,6 +117,30 @@ def test_each_network_learns(tmp_path, kind):
         assert model.signature.text(found[0].labels) == "ABCD"
 
 
+@pytest.mark.parametrize("kind", ["transducer", "ctc", "prediction"])
+def test_networks_that_are_to_agree_with_themselves_do(tmp_path, kind):
+    """Under dropout what is said of a sequence varies less, and it is learnt all the same."""
+    apart = []
+    for consistency in (0.0, 4.0):
+        recipe = toy_recipe(tmp_path, kind, max_epochs=6, consistency=consistency)
+        recipe = replace(recipe, network=replace(recipe.network, dropout=0.3))
+        model = run(recipe, tmp_path / f"run-{consistency}")
+        views = Batch.of(read_corpus(recipe.data).training).times(2)
+        model.network.train()
+        torch.manual_seed(0)
+        with torch.no_grad():
+            losses, differences = consistent_losses(model.network, model.config, views)
+        apart.append(float(differences.sum() / losses.sum()))
+        assert model.standing.bits_per_label < 2.0
+    assert apart[1] < 0.7 * apart[0]
+
+
+def test_nothing_to_agree_on_is_said(tmp_path):
+    with pytest.raises(TrainingError, match="two draws of dropout or masks, and there are none"):
+        run(toy_recipe(tmp_path, consistency=1.0), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_run_folder_has_all_that_is_needed(tmp_path):
     recipe = toy_recipe(tmp_path)
     run(recipe, tmp_path / "run")
@@ -179,9 +203,8 @@ fit(read_recipe(folder / "recipe.toml"), folder / "run", progress=Killed(Console
 # epoch, when the model and the metrics are written already.
 @pytest.mark.parametrize("when, count", [("in a step", 23), ("in a write", 7)])
 def test_a_killed_run_goes_on_as_if_it_had_never_stopped(tmp_path, when, count):
-    recipe = toy_recipe(
-        tmp_path, weight_noise=0.05, save_every=5, warm_up=20, decay="cosine", averaging=0.9
-    )
+    regular = {"weight_noise": 0.05, "averaging": 0.9, "consistency": 1.0}
+    recipe = toy_recipe(tmp_path, save_every=5, warm_up=20, decay="cosine", **regular)
     recipe = replace(recipe, network=replace(recipe.network, num_layers=2, dropout=0.3))
     (tmp_path / "recipe.toml").write_text(recipe_toml(recipe))
     command = [sys.executable, "-c", KILLED, str(tmp_path), when, str(count)]
@@ -321,6 +344,14 @@ def test_memory_is_predicted_before_the_first_step(tmp_path):
     assert "the largest step has 8 of up to 6 frames and 6 labels" in first
     assert first.endswith(" MB beside the weights")
     assert epoch.startswith("epoch 1: ")
+
+
+def test_a_step_that_sees_its_sequences_twice_is_predicted_to_take_more(tmp_path):
+    file = io.StringIO()
+    recipe = toy_recipe(tmp_path, max_epochs=1, consistency=1.0)
+    recipe = replace(recipe, network=replace(recipe.network, dropout=0.1))
+    fit(recipe, tmp_path / "run", progress=Progress(Console(file=file)))
+    assert "the largest step has 16 of up to 6 frames and 6 labels" in file.getvalue()
 
 
 def test_ctc_leaves_out_what_it_cannot_align_and_says_so(tmp_path):

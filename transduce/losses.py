@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.alphabet import NULL
+from transduce.consistency import disagreement, lattice_disagreement
 from transduce.data.batches import Batch, Example
 from transduce.ensembles import Ensemble
 from transduce.lattice.loss import transducer_loss
@@ -17,26 +18,59 @@ def sequence_losses(network: nn.Module, config: NetworkConfig, batch: Batch) -> 
 
     A sequence of which the network says no numbers has NaN.
     """
-    labels, num_labels = batch.labels, batch.num_labels
     if isinstance(network, Ensemble):
-        return network.losses(batch.frames, batch.num_frames, labels, num_labels)
+        return network.losses(batch.frames, batch.num_frames, batch.labels, batch.num_labels)
+    return _log_losses(config, batch, _outputs(network, config, batch))
+
+
+def consistent_losses(
+    network: nn.Module, config: NetworkConfig, batch: Batch
+) -> tuple[Tensor, Tensor]:
+    """Of each sequence of a batch that holds all of them twice, one copy after the other: the mean
+    of the two log-losses, and how far what the network says of the two disagrees, both [B]."""
+    outputs = _outputs(network, config, batch)
+    losses = _log_losses(config, batch, outputs).view(2, -1).mean(0)
+    if losses.device.type == "cpu" and not losses.isfinite().all():
+        return losses, torch.zeros_like(losses)  # there is nothing to compare
+    labels, num_labels = batch.labels, batch.num_labels
     if config.network == "transducer":
-        transcription, prediction, num_frames = network(batch.frames, batch.num_frames, labels)
+        transcription, prediction, num_frames = outputs
+        apart = lattice_disagreement(transcription, prediction, labels, num_frames, num_labels)
+    elif config.network == "ctc":
+        apart = disagreement(*outputs)
+    else:
+        apart = disagreement(outputs[0], num_labels)
+    return losses, apart
+
+
+def _outputs(network: nn.Module, config: NetworkConfig, batch: Batch) -> tuple[Tensor, ...]:
+    """What the network says of the batch: f, g and how many vectors f has, or f and how many, or,
+    of a prediction network, g without what comes after the last label, which is not asked."""
+    if config.network == "transducer":
+        return network(batch.frames, batch.num_frames, batch.labels)  # type: ignore[no-any-return]
+    if config.network == "ctc":
+        return network(batch.frames, batch.num_frames)  # type: ignore[no-any-return]
+    return (network(batch.labels)[:, :-1],)
+
+
+def _log_losses(config: NetworkConfig, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
+    labels, num_labels = batch.labels, batch.num_labels
+    if config.network == "transducer":
+        transcription, prediction, num_frames = outputs
         if transcription.device.type == "cpu":
             finite = _finite(transcription) & _finite(prediction)
             if not finite.all():  # NaN, as on a GPU, where `transducer_loss` would raise
                 return torch.where(finite, 0.0, torch.nan)
         return transducer_loss(transcription, prediction, labels, num_frames, num_labels)
     if config.network == "ctc":
-        transcription, num_frames = network(batch.frames, batch.num_frames)
+        transcription, num_frames = outputs
         log_prob = transcription.log_softmax(-1).transpose(0, 1)
         return nn.functional.ctc_loss(
             log_prob, labels, num_frames, num_labels, blank=NULL, reduction="none"
         )
-    prediction = network(labels)[:, :-1]  # what comes after the last label is not asked
     # Label k is output k - 1, and so padding, which is null, is -1.
     losses = nn.functional.cross_entropy(
-        prediction.transpose(1, 2), labels - 1, ignore_index=-1, reduction="none"
+        outputs[0].transpose(1, 2), labels - 1, ignore_index=-1, reduction="none"
     )
     return losses.sum(1)
 

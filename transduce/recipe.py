@@ -92,6 +92,11 @@ class SpecAugment:
     time_stretch: float = 0.0  # 0.1: an utterance becomes 0.9 to 1.1 times as long
     frequency_stretch: float = 0.0  # likewise its spectrum, from the lowest channel upwards
 
+    @property
+    def num_masks(self) -> int:
+        """Of an utterance."""
+        return self.time_masks + self.frequency_masks
+
     def __post_init__(self) -> None:
         counts = ("time_masks", "time_width", "frequency_masks", "frequency_width")
         _check_at_least(self, 0, *counts)
@@ -115,6 +120,9 @@ class TrainConfig:
     warm_up: int = 0  # steps in which the learning rate grows to its full height
     decay: Literal["none", "cosine"] = "none"  # of the learning rate, to 0 at max_epochs
     weight_noise: float = 0.075  # deviation of the noise drawn for every step
+    # Each sequence twice in a step, with masks and dropout of its own: how much the outputs are to
+    # agree, beside being right; 0 sees it once
+    consistency: float = 0.0
     # What is validated and kept are averages of the weights, in which a step's count by this less
     # with every step after it; 0 keeps the weights themselves
     averaging: float = 0.0
@@ -140,7 +148,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         counts = ("max_sequences", "max_cells", "max_epochs", "patience", "validate_every")
         _check_at_least(self, 1, *counts, "save_every", "devices", "machines")
-        _check_at_least(self, 0, "momentum", "weight_decay", "warm_up", "weight_noise")
+        amounts = ("momentum", "weight_decay", "warm_up", "weight_noise", "consistency")
+        _check_at_least(self, 0, *amounts)
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive, not {self.learning_rate}")
         if not 0 <= self.averaging < 1:

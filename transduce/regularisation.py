@@ -69,12 +69,12 @@ class Averages:
             average.copy_(kept)
 
 
-def spec_augment(batch: Batch, settings: SpecAugment) -> Batch:
+def spec_augment(batch: Batch, settings: SpecAugment, copies: int = 1) -> Batch:
     """The batch with its frames stretched, then bands of them set to 0, the mean; text is left
-    alone."""
+    alone. Of several copies all are stretched alike in time, and each has bands of its own."""
     if batch.frames.ndim != 3:
-        return batch
-    batch = _stretched(batch, settings.time_stretch)
+        return batch.times(copies)
+    batch = _stretched(batch, settings.time_stretch).times(copies)
     frames, num_frames = batch.frames, batch.num_frames
     if settings.frequency_stretch:
         frames = _higher_or_lower(frames, settings.frequency_stretch)

@@ -41,7 +41,7 @@ from transduce.corpus import Corpus, read_corpus
 from transduce.data.batches import Batch, Batches, Example, NetworkSizes, predicted_bytes
 from transduce.data.pairs import skipped_report
 from transduce.evaluation import bits_per_label, misclassified
-from transduce.losses import ctc_can_align, sequence_losses
+from transduce.losses import consistent_losses, ctc_can_align, sequence_losses
 from transduce.lstm.layer import INITIAL_RANGE
 from transduce.pretraining import PretrainingError, copy_prediction, copy_transcription
 from transduce.progress import Progress
@@ -109,6 +109,11 @@ def fit(
     config, kind = recipe.train, recipe.network.network
     if config.stop_at == "error_rate" and validate is None and kind != "prediction":
         raise TrainingError("train.stop_at is error_rate, but there is no `validate` to ask")
+    if config.consistency and not (recipe.network.dropout or config.spec_augment.num_masks):
+        raise TrainingError(
+            "train.consistency compares what a network says of a sequence under two draws of "
+            "dropout or masks, and there are none; set network.dropout, or train.consistency to 0"
+        )
     _check_folder(recipe, run_folder, resume)
     processes = config.devices * config.machines
     fabric = Fabric(
@@ -147,6 +152,7 @@ class _Run:
         self.recipe, self.folder, self.corpus = recipe, folder, corpus
         self.fabric, self.validate, self.progress = fabric, validate, progress
         self.config, self.kind = recipe.train, recipe.network.network
+        self.copies = 2 if self.config.consistency else 1  # of each sequence in a step
         training, validation = list(corpus.training), list(corpus.validation)
         if self.kind == "ctc":
             training, validation = self._possible(training), self._possible(validation)
@@ -204,17 +210,21 @@ class _Run:
         seed, step = config.seed, self.position.step
         self.generator.manual_seed(step_seed(seed, step, "noise"))
         torch.manual_seed(step_seed(seed, step, f"masks {fabric.global_rank}"))
-        batch = spec_augment(batch, config.spec_augment)
+        views = spec_augment(batch, config.spec_augment, copies=self.copies)
         self.network.train()
         with weight_noise(self.weights, config.weight_noise, self.generator):
-            losses = sequence_losses(self.network, self.recipe.network, batch)
+            if self.copies == 2:
+                losses, apart = consistent_losses(self.network, self.recipe.network, views)
+                objective = losses + config.consistency * apart
+            else:
+                objective = losses = sequence_losses(self.network, self.recipe.network, views)
             nats = float(
                 cast(Tensor, fabric.all_reduce(share * losses.detach().sum(), reduce_op="sum"))
             )
             if not math.isfinite(nats):
                 raise self._non_finite(batch, losses)
             # Fabric takes the mean of the processes' gradients.
-            fabric.backward(losses.sum() * (share * fabric.world_size / len(ids)))
+            fabric.backward(objective.sum() * (share * fabric.world_size / len(ids)))
         if config.clip is not None:
             fabric.clip_gradients(self.network, self.optimiser, max_norm=config.clip)
         self.optimiser.step()
@@ -299,7 +309,7 @@ class _Run:
             **{key: value for key, value in asdict(network).items() if key != "network"},
         )
         shapes = {self.batches.shape(ids) for ids in self.batches.epoch(0)}
-        shared = [(-(-B // world), T, U) for B, T, U in shapes]
+        shared = [(self.copies * -(-B // world), T, U) for B, T, U in shapes]
         device = self.fabric.device.type
         largest = max(shared, key=lambda shape: predicted_bytes(shape, sizes, device))
         megabytes = predicted_bytes(largest, sizes, device) / 2**20

@@ -58,6 +58,13 @@ class Batch:
         tensors = (self.frames, self.num_frames, self.labels, self.num_labels)
         return Batch(self.pairs, *(t.to(device) for t in tensors))
 
+    def times(self, copies: int) -> Batch:
+        """The batch so many times, one copy after the other."""
+        if copies == 1:
+            return self
+        tensors = (self.frames, self.num_frames, self.labels, self.num_labels)
+        return Batch(self.pairs * copies, *(torch.cat([t] * copies) for t in tensors))
+
     def __len__(self) -> int:
         return len(self.pairs)
 
