@@ -50,6 +50,7 @@ def model_of(kind="transducer", signature=TEXT, **sizes):
 @pytest.mark.parametrize("kind", ["transducer", "ctc", "prediction"])
 def test_a_model_comes_back_as_it_was(tmp_path, kind, signature):
     sizes = {"num_layers": 2, "pooling": 2, "prediction_layers": 2, "dropout": 0.25}
+    sizes["embedding_size"] = 3
     model = model_of(kind, TARGETS if kind == "prediction" else signature, **sizes)
     save_model(model, tmp_path)
     found = load_model(tmp_path)

@@ -146,6 +146,28 @@ def test_prediction_networks_of_several_layers_are_searched_alike(num_layers, ba
     assert_same(search(model, frames_of(7), backend=backend, **options), expected, 1e-9)
 
 
+@pytest.mark.filterwarnings(MET)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_embeddings_are_searched_as_the_product_that_they_stand_for(backend):
+    model, embedded = transducer(5), Transducer(4, 5, 7, embedding_size=6).double()
+    weights = model.state_dict()
+    for network, size in (("transcription_network", 4), ("prediction_network", 5)):
+        # The input weights as the product of themselves and of the unit matrix, with more zeros.
+        name = f"{network}.lstm.layers.0."
+        inputs = torch.nn.functional.pad(weights[name + "input_weights"], (0, 6 - size))
+        mixed = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))[0]
+        weights[name + "input_weights"] = inputs @ mixed.mT
+        weights[name + "embedding"] = torch.eye(size, 6, dtype=torch.float64) @ mixed.mT
+    embedded.load_state_dict(weights)
+    options = dict(beam_width=25, n_best=25, backend=backend)
+    assert_same(
+        search(embedded, frames_of(7), **options), search(model, frames_of(7), **options), 1e-9
+    )
+    length = torch.tensor([7])
+    [ours], [theirs] = (greedy_search(m, frames_of(7), length) for m in (embedded, model))
+    assert (ours.labels, ours.frames) == (theirs.labels, theirs.frames)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("width", [1, 4, 7, 30])
 def test_equally_probable_hypotheses_stand_in_the_order_of_their_labels(width, backend):

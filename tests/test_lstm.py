@@ -496,3 +496,66 @@ def test_a_layer_that_autocast_rounded_may_come_before_it(backend):
     assert_close(output, model(x.float())[0], rtol=2e-2, atol=2e-3)
     with pytest.raises(ValueError, match=r"x is torch.bfloat16, but the weights are"):
         model(x)
+
+
+# --- Embeddings ---------------------------------------------------------------------------------
+
+
+def embedded_and_folded(**options):
+    """An LSTM whose inputs stand for vectors, and the same one with the product of the two."""
+    model = PeepholeLSTM(4, 5, 2, True, embedding_size=3, **options).double()
+    folded = PeepholeLSTM(4, 5, 2, True, **options).double()
+    weights = model.state_dict()
+    embedding = weights.pop("layers.0.embedding")
+    weights["layers.0.input_weights"] = weights["layers.0.input_weights"] @ embedding.mT
+    folded.load_state_dict(weights)
+    return model, folded
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("as_ids", [True, False])
+def test_an_embedding_is_a_factor_of_the_input_weights(backend, as_ids):
+    model, folded = embedded_and_folded(backend=backend)
+    ids = torch.tensor([[1, 4, 0, 2], [3, 2, 0, 0]])
+    one_hot = torch.nn.functional.one_hot(ids, 5)[..., 1:].double()
+    lengths = torch.tensor([4, 2])
+    x = ids if as_ids else one_hot
+    found, state = model(x, lengths)
+    expected, expected_state = folded(x, lengths)
+    assert_close(found, expected)
+    assert_close(state, expected_state)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    first, plain = model.layers[0], folded.layers[0].input_weights.grad
+    assert_close(first.embedding.grad, (plain.mT @ first.input_weights).sum(0))
+    assert_close(first.input_weights.grad, plain @ first.embedding)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dropout_acts_on_embeddings_in_training_alone(backend):
+    """Half of a letter's three numbers are left, twice as large: which, is drawn every time."""
+    model = PeepholeLSTM(4, 5, dropout=0.5, embedding_size=3, backend=backend).double()
+    embedding = model.layers[0].embedding
+    letter = torch.tensor([[2]])
+    with torch.no_grad():
+        whole, before = model.eval()(letter)[0], embedding.clone()
+        possible = []
+        for kept in torch.cartesian_prod(*[torch.tensor([0.0, 2.0])] * 3):
+            embedding[1] = before[1] * kept
+            possible.append(model(letter)[0])
+            embedding[1] = before[1]
+        assert torch.equal(model(letter)[0], whole)
+        model.train()
+        drawn = set()
+        for seed in range(40):
+            torch.manual_seed(seed)
+            found = model(letter)[0]
+            differences = [float((found - one).abs().max()) for one in possible]
+            assert min(differences) < 1e-12
+            drawn.add(differences.index(min(differences)))
+    assert len(drawn) == 8
+
+
+def test_a_negative_embedding_is_refused():
+    with pytest.raises(ValueError, match="embedding_size must be at least 0, not -1"):
+        PeepholeLSTM(4, 5, embedding_size=-1)

@@ -24,11 +24,13 @@ def model_of(kind, signature, **sizes):
     return TrainedModel(network, config, signature)
 
 
+@pytest.mark.parametrize("embedding_size", [0, 3])
 @pytest.mark.parametrize("kind", ["prediction", "transducer"])
-def test_the_prediction_network_says_the_same_of_every_label(kind):
+def test_the_prediction_network_says_the_same_of_every_label(kind, embedding_size):
     """Alphabets in another order, and more symbols: what follows a label is as likely as it was."""
     theirs, ours = signature_of("xqyz"), signature_of("zxy")
-    pretrained, model = model_of(kind, theirs), model_of("transducer", ours)
+    sizes = {"embedding_size": embedding_size}
+    pretrained, model = model_of(kind, theirs, **sizes), model_of("transducer", ours, **sizes)
     null_before = model.network.prediction_network.output.weight[0].clone()
     copy_prediction(pretrained, model.network, ours)
     source = getattr(pretrained.network, "prediction_network", pretrained.network)
@@ -43,10 +45,10 @@ def test_the_prediction_network_says_the_same_of_every_label(kind):
 
 
 @pytest.mark.parametrize("kind", ["ctc", "transducer"])
-@pytest.mark.parametrize("pooling", [1, 2])
-def test_the_transcription_network_says_the_same_of_every_frame(kind, pooling):
+@pytest.mark.parametrize("pooling, embedding_size", [(1, 0), (2, 0), (1, 3)])
+def test_the_transcription_network_says_the_same_of_every_frame(kind, pooling, embedding_size):
     theirs, ours = signature_of("xqyz", "abc"), signature_of("zxy", "cb")
-    sizes = {"num_layers": 2, "pooling": pooling}
+    sizes = {"num_layers": 2, "pooling": pooling, "embedding_size": embedding_size}
     pretrained, model = model_of(kind, theirs, **sizes), model_of("transducer", ours, **sizes)
     prediction = [w.clone() for w in model.network.prediction_network.parameters()]
     copy_transcription(pretrained, model.network, ours)

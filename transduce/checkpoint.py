@@ -61,13 +61,14 @@ class TrainedModel:
 def build_network(config: NetworkConfig, input_size: int, num_labels: int) -> Network:
     """The network that a recipe asks for, its weights uniform in [-0.1, 0.1]."""
     prediction = (config.prediction_size, config.prediction_layers)
+    embedded = config.embedding_size
     if config.network == "prediction":
-        return PredictionNetwork(num_labels, *prediction, config.dropout, with_null=False)
+        return PredictionNetwork(num_labels, *prediction, config.dropout, embedded, with_null=False)
     transcription = (config.hidden_size, config.num_layers, config.bidirectional)
     regularised = (config.dropout, config.pooling)
     if config.network == "ctc":
-        return TranscriptionNetwork(input_size, num_labels, *transcription, *regularised)
-    return Transducer(input_size, num_labels, *transcription, *regularised, *prediction)
+        return TranscriptionNetwork(input_size, num_labels, *transcription, *regularised, embedded)
+    return Transducer(input_size, num_labels, *transcription, *regularised, *prediction, embedded)
 
 
 def save_model(model: TrainedModel, path: Path, dtype: torch.dtype | None = None) -> None:

@@ -24,6 +24,7 @@ class PredictionNetwork(nn.Module):
         hidden_size: int = 128,
         num_layers: int = 1,
         dropout: float = 0.0,
+        embedding_size: int = 0,
         with_null: bool = True,
         *,
         backend: Backend = "auto",
@@ -31,7 +32,7 @@ class PredictionNetwork(nn.Module):
         super().__init__()
         self.num_labels, self.with_null, self.dropout = num_labels, with_null, dropout
         self.lstm = PeepholeLSTM(
-            num_labels, hidden_size, num_layers, dropout=dropout, backend=backend
+            *(num_labels, hidden_size, num_layers, False, dropout, embedding_size), backend=backend
         )
         self.output = _output_layer(hidden_size, num_labels + with_null)
 
@@ -75,6 +76,7 @@ class TranscriptionNetwork(nn.Module):
         bidirectional: bool = True,
         dropout: float = 0.0,
         pooling: int = 1,
+        embedding_size: int = 0,
         *,
         backend: Backend = "auto",
     ) -> None:
@@ -87,7 +89,8 @@ class TranscriptionNetwork(nn.Module):
             1 if pooling > 1 else num_layers
         )  # pooling comes between the first layer and the rest
         self.lstm = PeepholeLSTM(
-            input_size, hidden_size, first, bidirectional, dropout, backend=backend
+            *(input_size, hidden_size, first, bidirectional, dropout, embedding_size),
+            backend=backend,
         )
         self.upper_lstm = (
             PeepholeLSTM(
@@ -145,7 +148,8 @@ class Transducer(nn.Module):
     loss = transducer_loss(transcription, prediction, labels, num_frames, num_labels)
 
     The prediction network is as wide as the transcription network in each direction, and has one
-    layer, unless `prediction_size` and `prediction_layers` say otherwise.
+    layer, unless `prediction_size` and `prediction_layers` say otherwise. With `embedding_size`
+    inputs and labels stand for vectors of so many numbers, on which dropout acts in training.
     """
 
     def __init__(
@@ -159,16 +163,19 @@ class Transducer(nn.Module):
         pooling: int = 1,
         prediction_size: int | None = None,
         prediction_layers: int = 1,
+        embedding_size: int = 0,
         *,
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
         self.transcription_network = TranscriptionNetwork(
             *(input_size, num_labels, hidden_size, num_layers, bidirectional, dropout, pooling),
+            embedding_size,
             backend=backend,
         )
         self.prediction_network = PredictionNetwork(
             *(num_labels, prediction_size or hidden_size, prediction_layers, dropout),
+            embedding_size,
             backend=backend,
         )
 

@@ -83,8 +83,11 @@ def _copy_lstm(source: torch.nn.Module, target: torch.nn.Module, symbols: Tensor
     """All the weights; of the inputs only those of the symbols, where these are given."""
     weights = source.state_dict()
     if symbols is not None:
-        inputs = "layers.0.input_weights"
-        weights[inputs] = weights[inputs][:, :, symbols - 1]  # id k is column k - 1
+        inputs, embedding = "layers.0.input_weights", "layers.0.embedding"
+        if embedding in weights:  # id k is row k - 1
+            weights[embedding] = weights[embedding][symbols - 1]
+        else:  # or column k - 1
+            weights[inputs] = weights[inputs][:, :, symbols - 1]
     wanted = {name: tensor.shape for name, tensor in target.state_dict().items()}
     if wanted != {name: tensor.shape for name, tensor in weights.items()}:
         raise PretrainingError(

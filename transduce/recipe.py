@@ -70,11 +70,14 @@ class NetworkConfig:
     pooling: int = 1  # frames averaged into one after the first layer
     prediction_size: int = 128  # hidden units of the prediction network
     prediction_layers: int = 1
-    dropout: float = 0.0  # of what each layer of either hands on
+    dropout: float = 0.0  # of what each layer of either hands on, and of embeddings
+    # Numbers that a letter or a label stands for, and frames are turned into; 0: one-hot vectors
+    embedding_size: int = 0
 
     def __post_init__(self) -> None:
         sizes = ("hidden_size", "num_layers", "pooling", "prediction_size", "prediction_layers")
         _check_at_least(self, 1, *sizes)
+        _check_at_least(self, 0, "embedding_size")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
 

@@ -227,6 +227,7 @@ class NetworkSizes:
     pooling: int = 1
     prediction_size: int | None = None  # None: hidden_size
     prediction_layers: int = 1
+    embedding_size: int = 0
 
 
 # Of the lattice: four float64 and two float32 arrays on the CPU; two and five on a GPU.
@@ -253,6 +254,7 @@ def predicted_bytes(
     saved += 6 * narrow * sizes.prediction_layers * (U + 1)
     if sizes.dropout:
         saved += 2 * width * upper * pooled  # what is left, and which it was
+        saved += 3 * sizes.embedding_size * (T + U + 1)  # likewise, and its gradient
     if sizes.pooling > 1:
         saved += width * (T + 2 * pooled)  # what is averaged, its sums, the averages
     # The gradients of a layer's outputs, and of its inputs in each direction and summed.

@@ -49,7 +49,7 @@ class Prefixes:
         self.frame = self.row = integers
         self.emitted = integers  # how many of its labels are of the frame in which it is expanded
         # What each label adds to the first layer's sums; null adds nothing.
-        inputs = cast(Any, network.lstm.layers[0]).input_weights[0].T
+        inputs = cast(Any, network.lstm.layers[0]).weights()[0][0].T
         self.inputs = torch.cat([torch.zeros_like(inputs[:1]), inputs])
         self._plant_root()
 

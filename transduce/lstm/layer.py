@@ -20,7 +20,8 @@ class PeepholeLSTM(nn.Module):
     The input and forget gates see the state s(n-1), the output gate s(n), each through a diagonal
     matrix; all four sums have a bias. `dropout` acts between layers. With `bidirectional`, a
     second set of weights scans each sequence from its own last frame, and each layer's output is
-    the two side by side.
+    the two side by side. With `embedding_size`, the first layer's input weights are a product: each
+    input stands for a vector of so many numbers, on which dropout acts too.
 
     The inputs x are vectors [B, N, input_size], or ids [B, N]: id k stands for the one-hot vector
     whose k-th element is one, k counting from 1, and id 0 for the vector of zeros. Ids are looked
@@ -36,26 +37,29 @@ class PeepholeLSTM(nn.Module):
         num_layers: int = 1,
         bidirectional: bool = False,
         dropout: float = 0.0,
+        embedding_size: int = 0,
         *,
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        for name, size in (
-            ("input_size", input_size),
-            ("hidden_size", hidden_size),
-            ("num_layers", num_layers),
+        for name, size, least in (
+            ("input_size", input_size, 1),
+            ("hidden_size", hidden_size, 1),
+            ("num_layers", num_layers, 1),
+            ("embedding_size", embedding_size, 0),
         ):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, not {size}")
+            if size < least:
+                raise ValueError(f"{name} must be at least {least}, not {size}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), not {dropout}")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.num_directions = 2 if bidirectional else 1
         self.dropout, self.backend = dropout, backend
+        self.embedding_size = embedding_size
         between = hidden_size * self.num_directions
-        sizes = [input_size] + [between] * (num_layers - 1)
+        sizes = [(input_size, embedding_size)] + [(between, 0)] * (num_layers - 1)
         self.layers = nn.ModuleList(
-            _Layer(size, hidden_size, self.num_directions) for size in sizes
+            _Layer(size, hidden_size, self.num_directions, embedded) for size, embedded in sizes
         )
 
     def forward(
@@ -69,10 +73,15 @@ class PeepholeLSTM(nn.Module):
         D = self.num_directions
         last_h, last_s = [], []
         for i, layer in enumerate(cast(Iterable[_Layer], self.layers)):
-            if i > 0 and self.dropout:
-                x = nn.functional.dropout(x, self.dropout, self.training)
+            dropout = self.dropout if self.training else 0.0
+            embed = dropout > 0 and layer.embedding is not None
+            if embed:
+                x = layer.embedded(x)
+            if dropout > 0 and (i > 0 or embed):
+                x = nn.functional.dropout(x, dropout)
+            weights = layer.weights(of_embedded=embed)
             first = (part[i * D : (i + 1) * D] for part in state) if state else (None, None)
-            x, h, s = module.layer(x, lengths, *layer.weights(), *first)
+            x, h, s = module.layer(x, lengths, *weights, *first)
             last_h.append(h)
             last_s.append(s)
         if self.num_layers == 1:
@@ -124,24 +133,42 @@ class PeepholeLSTM(nn.Module):
 
     def extra_repr(self) -> str:
         directions = ", bidirectional=True" if self.num_directions == 2 else ""
-        return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}{directions}"
+        embedded = f", embedding_size={self.embedding_size}" if self.embedding_size else ""
+        sizes = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
+        return sizes + directions + embedded
 
 
 class _Layer(nn.Module):
     """The weights of one layer, its directions stacked; the gates in the order of Eqs. 4-7."""
 
-    def __init__(self, input_size: int, hidden_size: int, num_directions: int) -> None:
+    def __init__(
+        self, input_size: int, hidden_size: int, num_directions: int, embedding_size: int
+    ) -> None:
         super().__init__()
         D, H = num_directions, hidden_size
-        self.input_weights = nn.Parameter(torch.empty(D, 4 * H, input_size))
+        self.input_weights = nn.Parameter(torch.empty(D, 4 * H, embedding_size or input_size))
         self.hidden_weights = nn.Parameter(torch.empty(D, 4 * H, H))
         self.peepholes = nn.Parameter(torch.empty(D, 3, H))  # to input, forget and output gates
         self.biases = nn.Parameter(torch.empty(D, 4 * H))
         for weights in self.parameters():
             nn.init.uniform_(weights, -INITIAL_RANGE, INITIAL_RANGE)
+        self.embedding: nn.Parameter | None = None  # [input_size, embedding_size]
+        if embedding_size:
+            self.embedding = nn.Parameter(0.5 * torch.randn(input_size, embedding_size))
 
-    def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.input_weights, self.hidden_weights, self.peepholes, self.biases
+    def weights(self, *, of_embedded: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of the inputs, or what they stand for, of the hidden layer, the peepholes, the biases."""
+        inputs: Tensor = self.input_weights
+        if self.embedding is not None and not of_embedded:
+            inputs = inputs @ self.embedding.mT
+        return inputs, self.hidden_weights, self.peepholes, self.biases
+
+    def embedded(self, x: Tensor) -> Tensor:
+        """What the inputs, vectors [B, N, input_size] or ids [B, N], stand for."""
+        assert self.embedding is not None
+        if x.is_floating_point():
+            return x @ self.embedding
+        return nn.functional.embedding(x, nn.functional.pad(self.embedding, (0, 0, 1, 0)))
 
 
 def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:
