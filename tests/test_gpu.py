@@ -37,6 +37,7 @@ from transduce import (
     rnnt_loss,
     transducer_loss,
 )
+from transduce.consistency import lattice_disagreement
 
 pytestmark = [
     pytest.mark.gpu,
@@ -223,6 +224,20 @@ def test_what_cannot_be_is_nan_and_nothing_waits_to_say_so():
         wrong[1] = bad
         loss = transducer_loss(f, g, labels, wrong, num_labels)
         assert loss.isnan().tolist() == [False, True, False, False, False]
+
+
+def test_two_lattices_disagree_on_the_gpu_as_on_the_cpu():
+    one, other = (random_batch(*RAGGED, padding=1, seed=seed) for seed in (0, 1))
+    vectors = [torch.cat([one[i], other[i]]) for i in (0, 1)]
+    rest = [torch.cat([x, x]) for x in one[2:]]
+    found = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        leaves = [x.to(device, dtype).requires_grad_() for x in vectors]
+        apart = lattice_disagreement(*leaves, *(x.to(device) for x in rest))
+        gradients = torch.autograd.grad(apart.sum(), leaves)
+        found.append([x.cpu().double() for x in (apart, *gradients)])
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_the_gradient_of_logits_needs_no_more_memory_than_they():
