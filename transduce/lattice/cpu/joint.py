@@ -13,7 +13,7 @@ from transduce.lattice.cpu.diagonals import NEVER, flow, unskew, variables
 from transduce.lattice.cpu.rows import count_bad, largest
 from transduce.simd.functions import exp, log, narrow
 from transduce.simd.options import compiled
-from transduce.simd.threads import num_threads, sharing, team
+from transduce.simd.threads import num_threads, shares_of, sharing, team
 
 CHUNK = 1 << 18  # elements of the logits that are taken at a time
 
@@ -27,20 +27,26 @@ def _sum(row):
 
 
 @compiled
-def _joint_totals(share, starts, logits, num_columns, fused, log_total, num_bad):
-    """ln of the sum over k of e^logit for each node of a share of the frames.
+def _joint_totals(share, starts, logits, num_frames, num_labels, fused, log_total, is_bad):
+    """ln of the sum over k of e^logit for each node of a share of all utterances' frames.
 
-    num_bad[share] becomes how many of its logits are NaN or +inf.
+    is_bad[b] becomes true if a logit of utterance b is NaN or +inf.
     """
-    num_outputs = logits.shape[2]
-    terms, tops = np.empty(num_columns * num_outputs, logits.dtype), np.empty_like(log_total[0])
-    for t in range(starts[share], starts[share + 1]):
-        cells, totals = logits[t], log_total[t]
-        numbers = cells[:num_columns].ravel()
-        num_bad[share] += count_bad(numbers)
+    max_frames, max_columns, num_outputs = logits.shape[1:]
+    all_terms = np.empty(max_columns * num_outputs, logits.dtype)
+    tops = np.empty(max_columns, logits.dtype)
+    for place in range(starts[share], starts[share + 1]):
+        b, t = place // max_frames, place % max_frames
+        if t >= num_frames[b]:
+            continue
+        num_columns = num_labels[b] + 1
+        cells, totals = logits[b, t], log_total[b, t]
+        if count_bad(cells[:num_columns].ravel()) > 0:
+            is_bad[b] = True
         if not fused:
             totals[:num_columns] = 0
             continue
+        terms = all_terms[: num_columns * num_outputs]
         for u in range(num_columns):
             top = largest(cells[u])
             tops[u] = top if top > -np.inf else narrow(0.0, logits)
@@ -64,28 +70,74 @@ def _joint_totals_shares(team, arguments):
 
 
 @compiled
-def _joint_flow(log_null, log_label, like):
-    """The occupancy of each node [T, U+1] and its part that leaves by the label [T, U]."""
-    T, U = log_label.shape
-    label, alpha, beta, evidence = variables(log_null, log_label, True, like)
-    if evidence <= NEVER:
-        return np.zeros((T, U + 1)), np.zeros((T, U + 1))
-    flow(alpha, beta, label, evidence, like)
-    return unskew(alpha, T, U + 1), unskew(label, T, U + 1)
+def _joint_losses(
+    share, starts, all_items, log_null, log_label, num_frames, num_labels, is_bad, loss
+):
+    """The losses of a share of the utterances; NaN of those that are bad."""
+    for b in all_items[starts[share] : starts[share + 1]]:
+        T, U = num_frames[b], num_labels[b]
+        if is_bad[b]:
+            loss[b] = np.nan
+            continue
+        _, _, _, evidence = variables(log_null[b, :T, : U + 1], log_label[b, :T, :U], False, loss)
+        loss[b] = -evidence if evidence > NEVER else np.inf
+
+
+_share_losses = sharing(_joint_losses)
+
+
+@compiled
+def _joint_losses_shares(team, arguments):
+    _share_losses(team, arguments)
+
+
+@compiled
+def _joint_flows(
+    share, starts, all_items, log_null, log_label, num_frames, num_labels, like, occupancy, by_label
+):
+    """The occupancy of each node of a share of the utterances, and its part that leaves by the
+    label."""
+    for b in all_items[starts[share] : starts[share + 1]]:
+        T, U = num_frames[b], num_labels[b]
+        label, alpha, beta, evidence = variables(
+            log_null[b, :T, : U + 1], log_label[b, :T, :U], True, like
+        )
+        if evidence <= NEVER:
+            occupancy[b] = 0
+            by_label[b] = 0
+            continue
+        flow(alpha, beta, label, evidence, like)
+        occupancy[b, :T, : U + 1] = unskew(alpha, T, U + 1)
+        by_label[b, :T, : U + 1] = unskew(label, T, U + 1)
+
+
+_share_flows = sharing(_joint_flows)
+
+
+@compiled
+def _joint_flows_shares(team, arguments):
+    _share_flows(team, arguments)
 
 
 @compiled
 def _joint_gradient(
-    share, starts, logits, log_total, labels, occupancy, by_label, null, fused, clamp, upstream,
-    grad,
+    share, starts, logits, log_total, labels, num_frames, num_labels, occupancy, by_label, null,
+    fused, clamp, upstream, grad,
 ):  # fmt: skip
-    """upstream times the gradient with respect to the logits of a share of the frames."""
-    U, num_outputs = labels.size, logits.shape[2]
-    low, high, scale = narrow(-clamp, logits), narrow(clamp, logits), narrow(upstream, logits)
-    terms = np.empty((U + 1) * num_outputs, logits.dtype)
-    for t in range(starts[share], starts[share + 1]):
+    """upstream times the gradient with respect to the logits of a share of all utterances' frames;
+    0 in the padding."""
+    max_frames, max_columns, num_outputs = logits.shape[1:]
+    low, high = narrow(-clamp, logits), narrow(clamp, logits)
+    all_terms = np.empty(max_columns * num_outputs, logits.dtype)
+    for place in range(starts[share], starts[share + 1]):
+        b, t = place // max_frames, place % max_frames
+        if t >= num_frames[b]:
+            grad[b, t] = 0
+            continue
+        U, scale = num_labels[b], narrow(upstream[b], logits)
+        terms = all_terms[: (U + 1) * num_outputs]
         for u in range(U + 1):
-            row, total = logits[t, u], log_total[t, u]
+            row, total = logits[b, t, u], log_total[b, t, u]
             difference = terms[u * num_outputs : (u + 1) * num_outputs]
             for k in range(num_outputs):
                 difference[k] = row[k] - total
@@ -95,21 +147,21 @@ def _joint_gradient(
         else:
             terms[:] = 0
         for u in range(U + 1):
-            row, term = grad[t, u], terms[u * num_outputs : (u + 1) * num_outputs]
-            passed = narrow(occupancy[t, u], logits)
+            row, term = grad[b, t, u], terms[u * num_outputs : (u + 1) * num_outputs]
+            passed = narrow(occupancy[b, t, u], logits)
             for k in range(num_outputs):
                 row[k] = passed * term[k]
-            if logits[t, u, null] > -np.inf:  # else the difference is rounding alone
-                row[null] -= narrow(occupancy[t, u] - by_label[t, u], logits)
+            if logits[b, t, u, null] > -np.inf:  # else the difference is rounding alone
+                row[null] -= narrow(occupancy[b, t, u] - by_label[b, t, u], logits)
             if u < U:
-                row[labels[u]] -= narrow(by_label[t, u], logits)
+                row[labels[b, u]] -= narrow(by_label[b, t, u], logits)
             if clamp > 0:
                 for k in range(num_outputs):
                     value = row[k] if row[k] > low else low
                     row[k] = value if value < high else high
             for k in range(num_outputs):
                 row[k] *= scale
-        grad[t, U + 1 :] = 0
+        grad[b, t, U + 1 :] = 0
 
 
 _share_gradient = sharing(_joint_gradient)
@@ -120,32 +172,38 @@ def _joint_gradient_shares(team, arguments):
     _share_gradient(team, arguments)
 
 
-def _chunks(logits: Tensor, num_frames: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
-    """The batch in pieces, as (item, frames, their logits in float32 or float64, contiguous).
+def _pieces(logits: Tensor, num_frames: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+    """The batch as (utterances, frames, their logits in float32 or float64, contiguous).
 
-    Where the logits are that already they are not copied, and a piece is a whole utterance.
+    Where the logits are that already, it is one piece, and not copied.
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
+    if logits.dtype == dtype and logits.is_contiguous():
+        yield slice(0, len(logits)), slice(0, logits.shape[1]), logits
+        return
     step = max(num_threads(), CHUNK // logits[0, 0].numel())
     for b, T in enumerate(num_frames.tolist()):
-        as_they_are = logits.dtype == dtype and logits[b].is_contiguous()
-        for first in range(0, T, T if as_they_are else step):
-            frames = slice(first, min(T, first + (T if as_they_are else step)))
-            yield b, frames, logits[b, frames].to(dtype).contiguous()
+        for first in range(0, T, step):
+            items, frames = slice(b, b + 1), slice(first, min(T, first + step))
+            yield items, frames, logits[items, frames].to(dtype).contiguous()
 
 
-def _equal_shares(num_frames: int) -> np.ndarray:
-    """Where each thread's frames start, and the last end."""
-    return np.linspace(0, num_frames, min(num_threads(), num_frames) + 1).astype(np.int64)
+def _of_piece(items: slice, frames: slice, num_frames: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Where each thread's frames start, and the last end, those of all the piece's utterances
+    counted on; and how many frames each of them has there."""
+    size = (items.stop - items.start) * (frames.stop - frames.start)
+    starts = np.linspace(0, size, min(num_threads(), size) + 1).astype(np.int64)
+    return starts, (num_frames[items] - frames.start).clamp(max=frames.stop).numpy()
 
 
 def _arrows(
     logits: Tensor, log_total: Tensor, labels: Tensor, null: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """ln ∅(t,u) and ln y(t,u) of one utterance's logits [T, U+1, K+1] (Eqs. 14-15)."""
+    """ln ∅(t,u) [B, T, U+1] and ln y(t,u) [B, T, U] of the logits (Eqs. 14-15)."""
+    B, T, _, num_outputs = logits.shape
     log_null = logits[..., null].double() - log_total
-    at = labels[None, :, None].expand(len(logits), -1, 1)
-    log_label = logits[:, :-1].gather(2, at)[..., 0].double() - log_total[:, :-1]
+    at = labels.clamp(0, num_outputs - 1)[:, None, :, None].expand(B, T, -1, 1)
+    log_label = logits[:, :, :-1].gather(3, at)[..., 0].double() - log_total[:, :, :-1]
     return log_null.numpy(), log_label.numpy()
 
 
@@ -159,24 +217,21 @@ def joint_forward(
     with_gradients: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The loss [B] of any joint network's logits [B, T, U+1, K+1], and ln of their sums."""
-    loss = torch.zeros(len(logits), dtype=torch.promote_types(logits.dtype, torch.float32))
+    loss = torch.empty(len(logits), dtype=torch.promote_types(logits.dtype, torch.float32))
     log_total = torch.empty(logits.shape[:3], dtype=loss.dtype)
-    for b, frames, cells in _chunks(logits, num_frames):
-        starts = _equal_shares(len(cells))
-        num_bad = np.zeros(len(starts) - 1, np.int64)
-        totals = log_total[b, frames].numpy()
-        arguments = (starts, cells.numpy(), int(num_labels[b]) + 1, fused, totals, num_bad)
-        _joint_totals_shares(team(len(num_bad)), arguments)
-        if num_bad.any():
-            loss[b] = torch.nan
-    for b, (T, U) in enumerate(zip(num_frames.tolist(), num_labels.tolist(), strict=True)):
-        y = labels[b, :U]
-        if loss[b].isnan() or ((y < 0) | (y >= logits.shape[3]) | (y == null)).any():
-            loss[b] = torch.nan
-            continue
-        arrows = _arrows(logits[b, :T, : U + 1], log_total[b, :T, : U + 1], y, null)
-        evidence = variables(*arrows, False, loss.numpy())[3]
-        loss[b] = -evidence if evidence > NEVER else torch.inf
+    inside = torch.arange(labels.shape[1]) < num_labels[:, None]
+    outside = (labels < 0) | (labels >= logits.shape[3]) | (labels == null)
+    is_bad = (inside & outside).any(1).numpy()
+    T, U = num_frames.numpy(), num_labels.numpy()
+    for items, frames, cells in _pieces(logits, num_frames):
+        starts, lengths = _of_piece(items, frames, num_frames)
+        totals = log_total[items, frames].numpy()
+        arguments = (starts, cells.numpy(), lengths, U[items], fused, totals, is_bad[items])
+        _joint_totals_shares(team(len(starts) - 1), arguments)
+    arrows = _arrows(logits, log_total, labels, null)
+    order, starts = shares_of(T * (U + 1), num_threads())
+    whole = (starts, order, *arrows, T, U, is_bad, loss.numpy())
+    _joint_losses_shares(team(len(starts) - 1), whole)
     return loss, (log_total,)
 
 
@@ -192,24 +247,25 @@ def joint_backward(
     log_total: Tensor,
 ) -> Tensor:
     """The gradient with respect to the logits, clamped before it is scaled by `upstream`."""
+    T, U = num_frames.numpy(), num_labels.numpy()
+    flows = np.empty((2, *log_total.shape))
+    order, starts = shares_of(T * (U + 1), num_threads())
+    arrows = _arrows(logits, log_total, labels, null)
+    whole = (starts, order, *arrows, T, U, log_total.numpy(), *flows)
+    _joint_flows_shares(team(len(starts) - 1), whole)
     grad = torch.empty(logits.shape, dtype=logits.dtype)
-    flows: list[tuple[np.ndarray, np.ndarray]] = []
-    for b, (T, U) in enumerate(zip(num_frames.tolist(), num_labels.tolist(), strict=True)):
-        grad[b, T:] = 0
-        totals = log_total[b, :T, : U + 1]
-        arrows = _arrows(logits[b, :T, : U + 1], totals, labels[b, :U], null)
-        flows.append(_joint_flow(*arrows, log_total.numpy()))
-    for b, frames, cells in _chunks(logits, num_frames):
-        result = grad[b, frames]
+    for items, frames, cells in _pieces(logits, num_frames):
+        starts, lengths = _of_piece(items, frames, num_frames)
+        result = grad[items, frames]
         buffer = result if result.dtype == cells.dtype else torch.empty_like(cells)
-        occupancy, by_label = (flow[frames] for flow in flows[b])
-        y = labels[b, : int(num_labels[b])]
-        starts = _equal_shares(len(cells))
         arguments = (
-            starts, cells.numpy(), log_total[b, frames].numpy(), y.numpy(), occupancy, by_label,
-            null, fused, float(clamp), float(upstream[b]), buffer.numpy(),
+            starts, cells.numpy(), log_total[items, frames].numpy(), labels[items].numpy(), lengths,
+            U[items], *(part[items, frames] for part in flows), null, fused, float(clamp),
+            upstream[items].contiguous().numpy(), buffer.numpy(),
         )  # fmt: skip
         _joint_gradient_shares(team(len(starts) - 1), arguments)
         if buffer is not result:
             result.copy_(buffer)
+        if frames.stop == num_frames[items.start]:  # the padding of a piece by itself
+            grad[items, frames.stop :] = 0
     return grad
