@@ -63,7 +63,7 @@ def build_network(config: NetworkConfig, input_size: int, num_labels: int) -> Ne
     prediction = (config.prediction_size, config.prediction_layers)
     embedded = config.embedding_size
     if config.network == "prediction":
-        return PredictionNetwork(num_labels, *prediction, config.dropout, embedded, with_null=False)
+        return PredictionNetwork(num_labels, *prediction, config.dropout, False, embedded)
     transcription = (config.hidden_size, config.num_layers, config.bidirectional)
     regularised = (config.dropout, config.pooling)
     if config.network == "ctc":

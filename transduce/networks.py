@@ -24,8 +24,8 @@ class PredictionNetwork(nn.Module):
         hidden_size: int = 128,
         num_layers: int = 1,
         dropout: float = 0.0,
-        embedding_size: int = 0,
         with_null: bool = True,
+        embedding_size: int = 0,
         *,
         backend: Backend = "auto",
     ) -> None:
@@ -175,7 +175,7 @@ class Transducer(nn.Module):
         )
         self.prediction_network = PredictionNetwork(
             *(num_labels, prediction_size or hidden_size, prediction_layers, dropout),
-            embedding_size,
+            embedding_size=embedding_size,
             backend=backend,
         )
 
