@@ -71,12 +71,16 @@ def _joint_totals_shares(team, arguments):
 
 @compiled
 def _joint_losses(
-    share, starts, all_items, log_null, log_label, num_frames, num_labels, is_bad, loss
-):
-    """The losses of a share of the utterances; NaN of those that are bad."""
+    share, starts, all_items, log_null, log_label, labels, num_frames, num_labels, num_outputs,
+    null, is_bad, loss,
+):  # fmt: skip
+    """The losses of a share of the utterances; NaN of those that are bad or have bad labels."""
     for b in all_items[starts[share] : starts[share + 1]]:
         T, U = num_frames[b], num_labels[b]
-        if is_bad[b]:
+        num_bad = 1 if is_bad[b] else 0
+        for u in range(U):
+            num_bad += labels[b, u] < 0 or labels[b, u] >= num_outputs or labels[b, u] == null
+        if num_bad > 0:
             loss[b] = np.nan
             continue
         _, _, _, evidence = variables(log_null[b, :T, : U + 1], log_label[b, :T, :U], False, loss)
@@ -219,9 +223,7 @@ def joint_forward(
     """The loss [B] of any joint network's logits [B, T, U+1, K+1], and ln of their sums."""
     loss = torch.empty(len(logits), dtype=torch.promote_types(logits.dtype, torch.float32))
     log_total = torch.empty(logits.shape[:3], dtype=loss.dtype)
-    inside = torch.arange(labels.shape[1]) < num_labels[:, None]
-    outside = (labels < 0) | (labels >= logits.shape[3]) | (labels == null)
-    is_bad = (inside & outside).any(1).numpy()
+    is_bad = np.zeros(len(logits), np.bool_)
     T, U = num_frames.numpy(), num_labels.numpy()
     for items, frames, cells in _pieces(logits, num_frames):
         starts, lengths = _of_piece(items, frames, num_frames)
@@ -230,7 +232,8 @@ def joint_forward(
         _joint_totals_shares(team(len(starts) - 1), arguments)
     arrows = _arrows(logits, log_total, labels, null)
     order, starts = shares_of(T * (U + 1), num_threads())
-    whole = (starts, order, *arrows, T, U, is_bad, loss.numpy())
+    sizes = (T, U, logits.shape[3], null)
+    whole = (starts, order, *arrows, labels.numpy(), *sizes, is_bad, loss.numpy())
     _joint_losses_shares(team(len(starts) - 1), whole)
     return loss, (log_total,)
 
