@@ -79,6 +79,15 @@ def random_batch(
     return Batch(f.to(dtype), g.to(dtype), labels, *map(torch.tensor, (num_frames, num_labels)))
 
 
+def twice(
+    one: Batch, other: Batch, dtype: torch.dtype = torch.float64, device: str = "cpu"
+) -> list[Tensor]:
+    """Two views of the same utterances, one after the other, with the labels of the first."""
+    f, g = torch.cat([one[0], other[0]]), torch.cat([one[1], other[1]])
+    vectors = (x.to(device, dtype).requires_grad_() for x in (f, g))
+    return [*vectors, *(torch.cat([x, x]).to(device) for x in one[2:])]
+
+
 def random_lattice(T: int, U: int, *, impossible: float = 0.0, seed: int = 0) -> list[Tensor]:
     """ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U], a share of them -inf, and a third output beside."""
     draw = torch.Generator().manual_seed(seed)

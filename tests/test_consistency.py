@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hypothesis import given
-from lattices import ANY_SHAPE, SHAPES, random_batch
+from lattices import ANY_SHAPE, SHAPES, random_batch, twice
 
 from transduce.consistency import disagreement, lattice_disagreement
 from transduce.lattice import reference
@@ -11,13 +11,6 @@ from transduce.lattice import reference
 
 def kl(log_p, log_q):
     return (log_p.exp() * (log_p - log_q)).sum(-1)
-
-
-def twice(one, other, dtype=torch.float64):
-    """The arguments of lattice_disagreement: the vectors of both, the labels of the first."""
-    f, g = torch.cat([one[0], other[0]]), torch.cat([one[1], other[1]])
-    vectors = (x.to(dtype).requires_grad_() for x in (f, g))
-    return [*vectors, *(torch.cat([x, x]) for x in one[2:])]
 
 
 def by_nodes(f, g, labels, num_frames, num_labels):
@@ -38,11 +31,11 @@ def by_nodes(f, g, labels, num_frames, num_labels):
 def assert_as_by_nodes(arguments, tolerance=1e-9):
     found, expected = lattice_disagreement(*arguments), by_nodes(*arguments)
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-    weights = torch.arange(1.0, len(found) + 1)
+    weights = torch.arange(1, len(found) + 1, dtype=found.dtype)
     vectors = arguments[:2]
     for ours, theirs in zip(
-        torch.autograd.grad(weights @ found.to(weights.dtype), vectors),
-        torch.autograd.grad(weights @ expected.to(weights.dtype), vectors),
+        torch.autograd.grad(weights @ found, vectors),
+        torch.autograd.grad(weights @ expected, vectors),
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)

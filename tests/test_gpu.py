@@ -21,6 +21,7 @@ from lattices import (
     loss_and_gradients,
     random_batch,
     random_lattice,
+    twice,
 )
 from lstms import SHAPES as LSTM_SHAPES
 from lstms import assert_as_exact_as_the_reference as assert_lstm_as_exact
@@ -228,13 +229,11 @@ def test_what_cannot_be_is_nan_and_nothing_waits_to_say_so():
 
 def test_two_lattices_disagree_on_the_gpu_as_on_the_cpu():
     one, other = (random_batch(*RAGGED, padding=1, seed=seed) for seed in (0, 1))
-    vectors = [torch.cat([one[i], other[i]]) for i in (0, 1)]
-    rest = [torch.cat([x, x]) for x in one[2:]]
     found = []
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
-        leaves = [x.to(device, dtype).requires_grad_() for x in vectors]
-        apart = lattice_disagreement(*leaves, *(x.to(device) for x in rest))
-        gradients = torch.autograd.grad(apart.sum(), leaves)
+        arguments = twice(one, other, dtype, device)
+        apart = lattice_disagreement(*arguments)
+        gradients = torch.autograd.grad(apart.sum(), arguments[:2])
         found.append([x.cpu().double() for x in (apart, *gradients)])
     for ours, theirs in zip(*found, strict=True):
         assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

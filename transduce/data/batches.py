@@ -54,16 +54,18 @@ class Batch:
             torch.tensor([example.num_labels for example in examples]),
         )
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.frames, self.num_frames, self.labels, self.num_labels
+
     def to(self, device: torch.device | str) -> Batch:
-        tensors = (self.frames, self.num_frames, self.labels, self.num_labels)
-        return Batch(self.pairs, *(t.to(device) for t in tensors))
+        return Batch(self.pairs, *(t.to(device) for t in self.tensors))
 
     def times(self, copies: int) -> Batch:
         """The batch so many times, one copy after the other."""
         if copies == 1:
             return self
-        tensors = (self.frames, self.num_frames, self.labels, self.num_labels)
-        return Batch(self.pairs * copies, *(torch.cat([t] * copies) for t in tensors))
+        return Batch(self.pairs * copies, *(torch.cat([t] * copies) for t in self.tensors))
 
     def __len__(self) -> int:
         return len(self.pairs)

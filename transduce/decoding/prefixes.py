@@ -162,7 +162,9 @@ class Prefixes:
         """The nodes' h, s and g from their parents' h and s, [n, L, H]."""
         x = self.inputs[self.label[new]]
         for n, layer in enumerate(cast(Iterable[Any], self.network.lstm.layers)):
-            inputs, hidden, peepholes, biases = (weights[0] for weights in layer.weights())
+            # An embedding's product is in self.inputs already.
+            weights = layer.weights(of_embedded=n == 0)
+            inputs, hidden, peepholes, biases = (part[0] for part in weights)
             i = (x if n == 0 else x @ inputs.T) + biases
             x, self.s[new, n] = step(i, h[:, n], s[:, n], hidden, peepholes)  # Eqs. 4-8
             self.h[new, n] = x

@@ -71,9 +71,9 @@ class PeepholeLSTM(nn.Module):
         lengths = self._checked(x, lengths, state)
         module = load("lstm", self.backend, x)
         D = self.num_directions
+        dropout = self.dropout if self.training else 0.0
         last_h, last_s = [], []
         for i, layer in enumerate(cast(Iterable[_Layer], self.layers)):
-            dropout = self.dropout if self.training else 0.0
             embed = dropout > 0 and layer.embedding is not None
             if embed:
                 x = layer.embedded(x)

@@ -194,10 +194,10 @@ def _pieces(logits: Tensor, num_frames: Tensor) -> Iterator[tuple[slice, slice, 
 
 def _of_piece(items: slice, frames: slice, num_frames: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Where each thread's frames start, and the last end, those of all the piece's utterances
-    counted on; and how many frames each of them has there."""
+    counted on; and how many frames each of them has from there on."""
     size = (items.stop - items.start) * (frames.stop - frames.start)
     starts = np.linspace(0, size, min(num_threads(), size) + 1).astype(np.int64)
-    return starts, (num_frames[items] - frames.start).clamp(max=frames.stop).numpy()
+    return starts, (num_frames[items] - frames.start).numpy()
 
 
 def _arrows(
