@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,9 @@ def load_ensemble(paths: Sequence[Path]) -> TrainedModel:
             raise CheckpointError(
                 f"{path} has other {differs} than {paths[0]}; give runs trained on the same data"
             )
-    return TrainedModel(Ensemble(members), first.config, first.signature)
+    # Which way each member goes is the ensemble's own affair.
+    ensemble = Ensemble(members, [model.config.backwards for model in models])
+    return TrainedModel(ensemble, replace(first.config, backwards=False), first.signature)
 
 
 def _signature(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Signature:

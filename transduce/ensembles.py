@@ -15,8 +15,10 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from transduce.alphabet import NULL
+from transduce.data.batches import from_the_end
 from transduce.decoding.hypothesis import Hypothesis, Timing
 from transduce.decoding.search import (
     check_frames,
@@ -37,9 +39,15 @@ class Ensemble(nn.Module):
 
     Members may differ in everything but what goes in and what comes out. An ensemble is made to be
     used, not trained.
+
+    Members that go `backwards`, from the end of every sequence, expect other things next than the
+    rest do. Either party is such a distribution, and Pr(y|x) their geometric mean, by the number of
+    their members: over all y it adds up to a little less than one.
     """
 
-    def __init__(self, members: Sequence[Transducer]) -> None:
+    def __init__(
+        self, members: Sequence[Transducer], backwards: Sequence[bool] | None = None
+    ) -> None:
         super().__init__()
         if not members:
             raise ValueError("an ensemble needs a member; give at least one")
@@ -47,6 +55,12 @@ class Ensemble(nn.Module):
             raise ValueError("the members of an ensemble must be transducers")
         _check_same("input_size", [m.transcription_network.lstm.input_size for m in members])
         _check_same("num_labels", [m.prediction_network.num_labels for m in members])
+        self.backwards = tuple(backwards) if backwards is not None else (False,) * len(members)
+        if len(self.backwards) != len(members):
+            raise ValueError(
+                f"an ensemble must know of each member whether it goes backwards, but is told so "
+                f"of {len(self.backwards)} where there are {len(members)}"
+            )
         self.members = nn.ModuleList(members)
         self.eval()
 
@@ -55,19 +69,10 @@ class Ensemble(nn.Module):
         self, frames: Tensor, num_frames: Tensor, labels: Tensor, num_labels: Tensor
     ) -> Tensor:
         """-ln Pr(y|x) of each sequence in nats, [B], of the labels [B, U]."""
-        rows = torch.arange(len(labels), device=labels.device)
-        losses = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
         with evaluating(self):
-            columns = self._columns(frames, num_frames)
-            for u in range(labels.shape[1] + 1):
-                # After the last label, and ever after, null: the end.
-                following = labels[:, u] if u < labels.shape[1] else torch.zeros_like(rows)
-                following = following.where(u < num_labels, NULL)
-                expected = _mean([column.expected() for column in columns])
-                losses -= expected[rows, following].where(u <= num_labels, 0.0)
-                for column in columns:
-                    column.follow(rows, following)
-        return losses
+            parties = self._parties(frames, num_frames)
+            rows = torch.arange(len(labels), device=labels.device)
+            return _losses(parties, rows, labels, num_labels)
 
     @torch.no_grad()
     def search(
@@ -83,34 +88,42 @@ class Ensemble(nn.Module):
         """The n most probable output sequences of each utterance, best first, by ln Pr(y|x).
 
         All live sequences of the beam have the same number of labels. One that has ended waits for
-        the others, until no live one is more probable than the n best that have ended. The timings
-        are the first member's, with the mean of all members' confidences.
+        the others, until no live one is more probable than the n best that have ended. Where some
+        members go backwards, either party finds as many sequences as the beam is wide, and both
+        together choose from these. The timings are the first member's, with the mean of the
+        confidences of all that go its way.
         """
         check_width(beam_width, n_best, max_labels_per_frame)
         lengths = check_frames(frames, num_frames)
-        beam = _Beam(lengths, beam_width, n_best, max_labels_per_frame)
+        heard = [b for b, T in enumerate(lengths) if T > 0]
+        found = [[Hypothesis((), 0.0, 0.0, ())] for _ in lengths]
+        if not heard:
+            return found
         with evaluating(self):
-            heard = torch.tensor([prefix.utterance for prefix in beam.live], device=frames.device)
-            columns = self._columns(frames[heard], num_frames[heard]) if beam.live else []
-            while beam.live:
-                rows, labels = beam.follow(_mean([column.expected() for column in columns]))
-                for column in columns:
-                    column.follow(rows, labels)
-            if beam.bounded:
+            parties = self._parties(frames[heard], num_frames[heard])
+            most_labels = [max_labels_per_frame * lengths[b] for b in heard]
+            kept = n_best if len(parties) == 1 else beam_width
+            beams = [party.search(most_labels, beam_width, kept) for party in parties]
+            if bounded := set().union(*(beam.bounded for beam in beams)):
                 warnings.warn(
-                    f"item {min(beam.bounded)} had not ended after {max_labels_per_frame} labels "
+                    f"item {heard[min(bounded)]} had not ended after {max_labels_per_frame} labels "
                     "for each of its frames; longer sequences were not looked at",
                     stacklevel=2,
                 )
-            places = {b: i for i, b in enumerate(heard.tolist())}
-            return [
-                [_hypothesis(columns, places.get(b), one, with_timings) for one in ended]
-                for b, ended in enumerate(beam.ended)
-            ]
+            ended = [beam.ended for beam in beams]
+            best = ended[0] if len(parties) == 1 else _chosen(parties, ended, n_best)
+            for i, b in enumerate(heard):
+                found[b] = [parties[0].hypothesis(i, one, with_timings) for one in best[i]]
+        return found
 
-    def _columns(self, frames: Tensor, num_frames: Tensor) -> list[_Column]:
+    def _parties(self, frames: Tensor, num_frames: Tensor) -> list[_Party]:
+        """The members, at work on some utterances: those that go the first one's way, the rest."""
         members = cast(Iterable[Transducer], self.members)
-        return [_Column(member, frames, num_frames) for member in members]
+        ways = list(zip(members, self.backwards, strict=True))
+        return [
+            _Party([member for member, its in ways if its == way], way, frames, num_frames)
+            for way in dict.fromkeys(self.backwards)
+        ]
 
 
 class _Prefix(NamedTuple):
@@ -119,6 +132,101 @@ class _Prefix(NamedTuple):
     utterance: int
     log_prob: float
     labels: tuple[int, ...]
+
+
+class _Party:
+    """The members of an ensemble that go one way, at work on some utterances."""
+
+    def __init__(
+        self, members: Sequence[Transducer], backwards: bool, frames: Tensor, num_frames: Tensor
+    ) -> None:
+        self.backwards = backwards
+        if backwards:
+            frames = from_the_end(frames, num_frames)
+        self.columns = [_Column(member, frames, num_frames) for member in members]
+
+    def losses(self, rows: Tensor, labels: Tensor, num_labels: Tensor) -> Tensor:
+        """-ln Pr(y|x) in nats, [R], of labels [R, U] for the utterances of these numbers."""
+        if self.backwards:
+            labels = from_the_end(labels, num_labels)
+        losses = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
+        each = torch.arange(len(labels), device=labels.device)
+        self._begin(rows)
+        for u in range(labels.shape[1] + 1):
+            # After the last label, and ever after, null: the end.
+            following = labels[:, u] if u < labels.shape[1] else torch.zeros_like(each)
+            following = following.where(u < num_labels, NULL)
+            losses -= self._expected()[each, following].where(u <= num_labels, 0.0)
+            self._follow(each, following)
+        return losses
+
+    def search(self, most_labels: Sequence[int], beam_width: int, n_best: int) -> _Beam:
+        """The beam when all has ended; its labels are in their order, whichever the way."""
+        beam = _Beam(most_labels, beam_width, n_best)
+        self._begin(torch.arange(len(most_labels), device=self.columns[0].f.device))
+        while beam.live:
+            self._follow(*beam.follow(self._expected()))
+        if self.backwards:
+            beam.ended = [[p._replace(labels=p.labels[::-1]) for p in best] for best in beam.ended]
+        return beam
+
+    def hypothesis(self, utterance: int, found: _Prefix, with_timings: bool) -> Hypothesis:
+        """What was found, with the members' timings."""
+        order = -1 if self.backwards else 1
+        labels, timings = found.labels[::order], list[Timing]()
+        if with_timings:
+            members = [column.timings(utterance, labels) for column in self.columns]
+            timings = [
+                same[0]._replace(confidence=sum(t.confidence for t in same) / len(same))
+                for same in zip(*members, strict=True)
+            ]
+        emitted = tuple(timing.frame for timing in timings)
+        one = Hypothesis(labels, found.log_prob, found.log_prob, emitted, tuple(timings))
+        return one.from_the_end(self.columns[0].num_vectors(utterance)) if self.backwards else one
+
+    def _begin(self, rows: Tensor) -> None:
+        for column in self.columns:
+            column.begin(rows)
+
+    def _expected(self) -> Tensor:
+        """The geometric mean of the members' distributions, normalised."""
+        expected = [column.expected() for column in self.columns]
+        return torch.stack(expected).mean(0).log_softmax(-1)
+
+    def _follow(self, prefixes: Tensor, labels: Tensor) -> None:
+        for column in self.columns:
+            column.follow(prefixes, labels)
+
+
+def _losses(parties: Sequence[_Party], rows: Tensor, labels: Tensor, num_labels: Tensor) -> Tensor:
+    """The parties' losses, weighed by the number of their members."""
+    size = sum(len(party.columns) for party in parties)
+    weighed = [
+        party.losses(rows, labels, num_labels) * (len(party.columns) / size) for party in parties
+    ]
+    return torch.stack(weighed).sum(0)
+
+
+def _chosen(
+    parties: Sequence[_Party], ended: Sequence[Sequence[Sequence[_Prefix]]], n_best: int
+) -> list[list[_Prefix]]:
+    """Of each utterance the n most probable of what any party has found, to all of them."""
+    candidates = [
+        (b, labels)
+        for b, each in enumerate(zip(*ended, strict=True))
+        for labels in sorted({one.labels for some in each for one in some})
+    ]
+    device = parties[0].columns[0].f.device
+    rows = torch.tensor([b for b, _ in candidates], device=device)
+    num_labels = torch.tensor([len(labels) for _, labels in candidates], device=device)
+    labels = pad_sequence(
+        [torch.tensor(labels, dtype=torch.int64, device=device) for _, labels in candidates], True
+    )
+    best: list[list[_Prefix]] = [[] for _ in ended[0]]
+    losses = _losses(parties, rows, labels, num_labels).tolist()
+    for (b, found), loss in zip(candidates, losses, strict=True):
+        best[b].append(_Prefix(b, -loss, found))
+    return [sorted(some, key=_likeliest_first)[:n_best] for some in best]
 
 
 class _Column:
@@ -131,11 +239,14 @@ class _Column:
         for b, length in enumerate(num_vectors.tolist()):
             check_numbers(b, f[b, :length])
         self.f, self.last = f.double(), num_vectors.long() - 1
-        self.rows = torch.arange(len(f), device=f.device)  # the utterance of each prefix
-        self.labels = torch.full_like(self.rows, NULL)  # the last of each
+
+    def begin(self, rows: Tensor) -> None:
+        """With prefixes that have no labels yet, of the utterances of these numbers."""
+        self.rows = rows  # the utterance of each prefix
+        self.labels = torch.full_like(rows, NULL)  # the last of each
         self.state: State | None = None  # before it
         # ln of the probability that the last label is emitted at t: that column u is entered there.
-        self.log_entered = torch.full(f.shape[:2], -torch.inf, dtype=torch.float64, device=f.device)
+        self.log_entered = self.f.new_full((len(rows), self.f.shape[1]), -torch.inf)
         self.log_entered[:, 0] = 0.0
 
     def expected(self) -> Tensor:
@@ -161,46 +272,23 @@ class _Column:
         h, s = self.state
         self.state = h[:, prefixes], s[:, prefixes]
 
-    def timings(self, place: int, labels: tuple[int, ...]) -> list[Timing]:
-        """When this member emits the labels of an utterance."""
-        return timings_of(self.network, self.f[place, : self.last[place] + 1], labels)
+    def num_vectors(self, utterance: int) -> int:
+        """T, of the transcription."""
+        return int(self.last[utterance]) + 1
 
-
-def _hypothesis(
-    columns: Sequence[_Column], place: int | None, found: _Prefix, with_timings: bool
-) -> Hypothesis:
-    """What was found; `place` is the utterance's in the columns, None if it has no frames."""
-    timings: list[Timing] = []
-    if with_timings and place is not None:
-        members = [column.timings(place, found.labels) for column in columns]
-        timings = [
-            same[0]._replace(confidence=sum(t.confidence for t in same) / len(same))
-            for same in zip(*members, strict=True)
-        ]
-    emitted = tuple(timing.frame for timing in timings)
-    return Hypothesis(found.labels, found.log_prob, found.log_prob, emitted, tuple(timings))
-
-
-def _mean(expected: Sequence[Tensor]) -> Tensor:
-    """The geometric mean of distributions, normalised."""
-    return torch.stack(tuple(expected)).mean(0).log_softmax(-1)
+    def timings(self, utterance: int, labels: tuple[int, ...]) -> list[Timing]:
+        """When this member emits the labels."""
+        return timings_of(self.network, self.f[utterance, : self.num_vectors(utterance)], labels)
 
 
 class _Beam:
-    """The most probable prefixes of each utterance, all with as many labels, and those that ended.
+    """The most probable prefixes of each utterance, of as many labels each, and what has ended."""
 
-    An utterance without frames has ended before it begins.
-    """
-
-    def __init__(
-        self, lengths: Sequence[int], beam_width: int, n_best: int, max_labels_per_frame: int
-    ) -> None:
-        self.beam_width, self.n_best = beam_width, n_best
-        self.most_labels = [max_labels_per_frame * T for T in lengths]
+    def __init__(self, most_labels: Sequence[int], beam_width: int, n_best: int) -> None:
+        self.most_labels, self.beam_width, self.n_best = most_labels, beam_width, n_best
         self.bounded: set[int] = set()  # utterances in which that was met
-        nothing = [_Prefix(b, 0.0, ()) for b in range(len(lengths))]
-        self.ended = [[] if T > 0 else [nothing[b]] for b, T in enumerate(lengths)]
-        self.live = [prefix for prefix, T in zip(nothing, lengths, strict=True) if T > 0]
+        self.live = [_Prefix(b, 0.0, ()) for b in range(len(most_labels))]
+        self.ended: list[list[_Prefix]] = [[] for _ in most_labels]
 
     def follow(self, expected: Tensor) -> tuple[Tensor, Tensor]:
         """Take the next labels, given ln Pr(k|y,x) [R, K+1]: which prefixes go on, with which."""
@@ -211,7 +299,7 @@ class _Beam:
         for b, group in groupby(range(len(live)), key=lambda r: live[r].utterance):
             here = list(group)
             ends = [live[r]._replace(log_prob=float(log_prob[r, NULL])) for r in here]
-            best = sorted(self.ended[b] + ends, key=lambda p: (-p.log_prob, p.labels))
+            best = sorted(self.ended[b] + ends, key=_likeliest_first)
             self.ended[b] = best[: self.n_best]
             # A longer one is less probable still.
             least = -torch.inf if len(best) < self.n_best else self.ended[b][-1].log_prob
@@ -229,6 +317,10 @@ class _Beam:
                 labels.append(label)
         followed = torch.tensor([rows, labels], dtype=torch.int64, device=device)
         return followed[0], followed[1]
+
+
+def _likeliest_first(one: _Prefix) -> tuple[float, tuple[int, ...]]:
+    return -one.log_prob, one.labels
 
 
 def _check_same(name: str, values: Sequence[int]) -> None:

@@ -19,7 +19,9 @@ def sequence_losses(network: nn.Module, config: NetworkConfig, batch: Batch) -> 
     A sequence of which the network says no numbers has NaN.
     """
     if isinstance(network, Ensemble):
-        return network.losses(batch.frames, batch.num_frames, batch.labels, batch.num_labels)
+        return network.losses(*batch.tensors)
+    if config.backwards:
+        batch = batch.from_the_end()
     return _log_losses(config, batch, _outputs(network, config, batch))
 
 
@@ -28,6 +30,8 @@ def consistent_losses(
 ) -> tuple[Tensor, Tensor]:
     """Of each sequence of a batch that holds all of them twice, one copy after the other: the mean
     of the two log-losses, and how far what the network says of the two disagrees, both [B]."""
+    if config.backwards:
+        batch = batch.from_the_end()
     outputs = _outputs(network, config, batch)
     losses = _log_losses(config, batch, outputs).view(2, -1).mean(0)
     if losses.device.type == "cpu" and not losses.isfinite().all():

@@ -73,6 +73,9 @@ class NetworkConfig:
     dropout: float = 0.0  # of what each layer of either hands on, and of embeddings
     # Numbers that a letter or a label stands for, and frames are turned into; 0: one-hot vectors
     embedding_size: int = 0
+    # Whether a transducer reads and writes every sequence from its end: it then knows what comes
+    # after a label, not what came before
+    backwards: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("hidden_size", "num_layers", "pooling", "prediction_size", "prediction_layers")
@@ -80,6 +83,8 @@ class NetworkConfig:
         _check_at_least(self, 0, "embedding_size")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
+        if self.backwards and self.network != "transducer":
+            raise ValueError(f"backwards is for a transducer, not {self.network}; leave it out")
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,8 @@ def recognise(
     if isinstance(network, Ensemble):  # which has a lattice's column for each of the beam
         at_once //= beam_width
     for indices, batch in _batches(model, unlabelled, at_once):
+        if model.config.backwards:
+            batch = batch.from_the_end()
         if isinstance(network, TranscriptionNetwork):
             hypotheses = _ctc(network, batch, beam_width)
         elif isinstance(network, Ensemble):
@@ -83,6 +85,9 @@ def recognise(
             )  # fmt: skip
             hypotheses = [tuple(best) for best in searched]
         for i, best in zip(indices, hypotheses, strict=True):
+            if model.config.backwards:
+                num_vectors = -(-examples[i].num_frames // model.config.pooling)
+                best = tuple(hypothesis.from_the_end(num_vectors) for hypothesis in best)
             found[i] = best
         if done:
             done(len(indices))

@@ -306,7 +306,7 @@ class _Run:
         network, world = self.recipe.network, self.fabric.world_size
         sizes = NetworkSizes(
             num_labels=len(self.corpus.signature.targets),
-            **{key: value for key, value in asdict(network).items() if key != "network"},
+            **{k: v for k, v in asdict(network).items() if k not in ("network", "backwards")},
         )
         shapes = {self.batches.shape(ids) for ids in self.batches.epoch(0)}
         shared = [(self.copies * -(-B // world), T, U) for B, T, U in shapes]

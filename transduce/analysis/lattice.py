@@ -109,6 +109,11 @@ def transducer_of(model: TrainedModel) -> Transducer:
         names = {"ctc": "a CTC network", "prediction": "a prediction network"}
         name = names.get(model.config.network, "an ensemble")
         raise ValueError(f"{name} alone has no output lattice to look at; give a transducer")
+    if model.config.backwards:
+        raise ValueError(
+            "a transducer that works backwards has its output lattice from the end, which is not "
+            "shown; give one that works forwards"
+        )
     return network
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,19 @@ class Hypothesis:
     score: float  # what hypotheses are sorted by
     frames: tuple[int, ...]  # at which the most probable alignment emits each label, from 0
     timings: tuple[Timing, ...] = ()  # of each label, where asked for
+
+    def from_the_end(self, num_vectors: int) -> Hypothesis:
+        """What was found from the last of so many vectors to the first, from the first on."""
+        last = num_vectors - 1
+        return replace(
+            self,
+            labels=self.labels[::-1],
+            frames=tuple(last - frame for frame in reversed(self.frames)),
+            timings=tuple(
+                Timing(last - t.frame, last - t.end, last - t.start, t.confidence)
+                for t in reversed(self.timings)
+            ),
+        )
 
 
 class Found(NamedTuple):
