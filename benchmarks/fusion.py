@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from measure import DEVICE, machine, show
 
-from transduce import NGram, Transducer, beam_search
+from transduce import NGram, beam_search
 from transduce.alphabet import NULL
+from transduce.analysis.lattice import transducer_of
 from transduce.checkpoint import load_model
 from transduce.data.batches import Batches
 from transduce.data.manifest import read_manifest
@@ -30,8 +31,8 @@ def main() -> None:
         sys.exit(__doc__)
     run, training, manifest, field, width, order, *settings = sys.argv[1:]
     model = load_model(Path(run))
-    network, signature = model.network.to(DEVICE), model.signature
-    assert isinstance(network, Transducer), "only a transducer has this search"
+    model.network.to(DEVICE)
+    network, signature = transducer_of(model), model.signature
     texts, pairs = (
         read_manifest(Path(path), signature.target_notation, field) for path in (training, manifest)
     )

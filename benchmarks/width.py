@@ -20,6 +20,7 @@ from measure import DEVICE, machine, show
 from torch import Tensor
 
 from transduce import Transducer, transducer_loss
+from transduce.analysis.lattice import transducer_of
 from transduce.checkpoint import TrainedModel, load_model
 from transduce.data.batches import Example
 from transduce.data.manifest import read_manifest
@@ -49,12 +50,12 @@ def main() -> None:
     run, manifest, field, *plot = sys.argv[1:]
     model = load_model(Path(run))
     model.network.to(DEVICE)
-    assert isinstance(model.network, Transducer), "only a transducer has this search"
+    network = transducer_of(model)
     pairs = read_manifest(Path(manifest), model.signature.target_notation, field)
     examples = model.signature.examples(pairs)
     print(machine())
     targets = [example.labels.tolist() for example in examples]
-    transcriptions = [_transcription(model.network, example) for example in examples]
+    transcriptions = [_transcription(network, example) for example in examples]
     best = [exact_score(model, f, y) for f, y in zip(transcriptions, targets, strict=True)]
     scores, rows = {}, []
     for width in WIDTHS:

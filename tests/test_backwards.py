@@ -23,6 +23,7 @@ from transduce.data.pairs import Notation, Origin, Pair
 from transduce.decoding import Hypothesis
 from transduce.decoding.hypothesis import Timing
 from transduce.losses import consistent_losses, sequence_losses
+from transduce.pretraining import PretrainingError, check_direction
 from transduce.recipe import NetworkConfig
 from transduce.recognition import evaluate, recognise, transcript, validation_error
 
@@ -188,6 +189,19 @@ def test_a_wide_search_of_both_parties_finds_the_most_probable_of_all(ways):
     assert all(list(h.frames) == sorted(h.frames) for h in found)
 
 
+@pytest.mark.parametrize("never", [0, 1])
+def test_what_one_party_finds_impossible_is_not_found(never):
+    models = model_of(False, 1), model_of(True, 2)
+    with torch.no_grad():
+        models[never].network.prediction_network.output.bias[1] = -torch.inf
+    together = Ensemble(*networks(*models))
+    losses = together.losses(*asked([("abc", "yxz"), ("ab", "yz"), ("ab", "x")]))
+    assert losses[[0, 2]].tolist() == [torch.inf, torch.inf] and losses[1].isfinite()
+    frames, num_frames, *_ = asked([("abc", "")])
+    [found] = together.search(frames, num_frames, beam_width=30, n_best=4)
+    assert all(h.log_prob > -torch.inf and 1 not in h.labels for h in found)
+
+
 def test_an_utterance_without_frames_has_the_empty_output():
     together = Ensemble(*networks(model_of(False), model_of(True)))
     frames, num_frames, *_ = asked(WORDS[:2])
@@ -216,11 +230,19 @@ def test_only_transducers_go_backwards(kind):
         NetworkConfig(kind, backwards=True)
 
 
+def test_weights_to_begin_with_go_the_same_way():
+    check_direction(model_of(True), True)
+    with pytest.raises(PretrainingError, match="it goes forwards, and the network to be trained b"):
+        check_direction(model_of(False), True)
+    with pytest.raises(PretrainingError, match="it goes backwards, and"):
+        check_direction(model_of(True), False)
+
+
 def test_an_ensemble_is_told_of_every_member():
     with pytest.raises(ValueError, match="told so of 1 where there are 2"):
         Ensemble([model_of(False).network] * 2, [True])
 
 
 def test_its_lattice_is_not_shown(learnt):
-    with pytest.raises(ValueError, match=r"a transducer that works backwards.*; give one that"):
+    with pytest.raises(ValueError, match=r"a transducer that goes backwards.*; give one that"):
         view_lattice(learnt, torch.tensor([1, 2]), [1])

@@ -42,7 +42,7 @@ class Ensemble(nn.Module):
 
     Members that go `backwards`, from the end of every sequence, expect other things next than the
     rest do. Either party is such a distribution, and Pr(y|x) their geometric mean, by the number of
-    their members: over all y it adds up to a little less than one.
+    their members: over all y it adds up to one at most.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Ensemble(nn.Module):
 
         All live sequences of the beam have the same number of labels. One that has ended waits for
         the others, until no live one is more probable than the n best that have ended. Where some
-        members go backwards, either party finds as many sequences as the beam is wide, and both
-        together choose from these. The timings are the first member's, with the mean of the
+        members go backwards, n is the beam's width for either party, and both together choose from
+        what they have found. The timings are the first member's, with the mean of the
         confidences of all that go its way.
         """
         check_width(beam_width, n_best, max_labels_per_frame)
@@ -151,12 +151,16 @@ class _Party:
             labels = from_the_end(labels, num_labels)
         losses = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
         each = torch.arange(len(labels), device=labels.device)
+        impossible = torch.zeros_like(each, dtype=torch.bool)
         self._begin(rows)
         for u in range(labels.shape[1] + 1):
             # After the last label, and ever after, null: the end.
             following = labels[:, u] if u < labels.shape[1] else torch.zeros_like(each)
             following = following.where(u < num_labels, NULL)
             losses -= self._expected()[each, following].where(u <= num_labels, 0.0)
+            # What is impossible stays so: what would follow it has no distribution.
+            losses = losses.where(~impossible, torch.inf)
+            impossible = losses == torch.inf
             self._follow(each, following)
         return losses
 

@@ -19,6 +19,16 @@ class PretrainingError(ValueError):
     """Weights that do not fit where they are to go: one sentence."""
 
 
+def check_direction(pretrained: TrainedModel, backwards: bool) -> None:
+    """A PretrainingError unless both go the same way through a sequence."""
+    if pretrained.config.backwards != backwards:
+        ways = {False: "forwards", True: "backwards"}
+        raise PretrainingError(
+            f"it goes {ways[not backwards]}, and the network to be trained {ways[backwards]}; give "
+            "one that goes the same way"
+        )
+
+
 @torch.no_grad()
 def copy_prediction(pretrained: TrainedModel, network: Network, signature: Signature) -> None:
     """The pretrained prediction network's weights, symbol by symbol.

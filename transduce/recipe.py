@@ -73,8 +73,8 @@ class NetworkConfig:
     dropout: float = 0.0  # of what each layer of either hands on, and of embeddings
     # Numbers that a letter or a label stands for, and frames are turned into; 0: one-hot vectors
     embedding_size: int = 0
-    # Whether a transducer reads and writes every sequence from its end: it then knows what comes
-    # after a label, not what came before
+    # Whether a transducer reads and writes every sequence from its end: its prediction network then
+    # knows the labels that come after, not those before
     backwards: bool = False
 
     def __post_init__(self) -> None:

@@ -61,8 +61,8 @@ def recognise(
         for example in examples
     ]
     at_once = FRAMES[_device(model).type]
-    if isinstance(network, Ensemble):  # which has a lattice's column for each of the beam
-        at_once //= beam_width
+    if isinstance(network, Ensemble):  # which has a lattice's column for each of either beam
+        at_once //= beam_width * len(set(network.backwards))
     for indices, batch in _batches(model, unlabelled, at_once):
         if model.config.backwards:
             batch = batch.from_the_end()

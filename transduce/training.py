@@ -43,7 +43,12 @@ from transduce.data.pairs import skipped_report
 from transduce.evaluation import bits_per_label, misclassified
 from transduce.losses import consistent_losses, ctc_can_align, sequence_losses
 from transduce.lstm.layer import INITIAL_RANGE
-from transduce.pretraining import PretrainingError, copy_prediction, copy_transcription
+from transduce.pretraining import (
+    PretrainingError,
+    check_direction,
+    copy_prediction,
+    copy_transcription,
+)
 from transduce.progress import Progress
 from transduce.recipe import (
     Recipe,
@@ -347,7 +352,9 @@ class _Run:
             path: Path | None = getattr(self.config, name)
             try:
                 if path is not None:
-                    copy(load_model(path), network, signature)
+                    pretrained = load_model(path)
+                    check_direction(pretrained, self.recipe.network.backwards)
+                    copy(pretrained, network, signature)
             except PretrainingError as error:
                 raise TrainingError(f"train.{name}, {path}: {error}") from None
         return network

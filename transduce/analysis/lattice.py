@@ -111,8 +111,8 @@ def transducer_of(model: TrainedModel) -> Transducer:
         raise ValueError(f"{name} alone has no output lattice to look at; give a transducer")
     if model.config.backwards:
         raise ValueError(
-            "a transducer that works backwards has its output lattice from the end, which is not "
-            "shown; give one that works forwards"
+            "a transducer that goes backwards has its output lattice from the end, which is not "
+            "shown; give one that goes forwards"
         )
     return network
 
