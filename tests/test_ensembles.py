@@ -205,6 +205,13 @@ def test_a_sure_model_gives_what_the_greedy_search_gives():
     assert first[0].log_prob >= greedy[0].log_prob and second[0].log_prob >= greedy[1].log_prob
 
 
+def test_what_has_no_frames_has_no_loss():
+    frames, _ = utterances(6, 2)
+    labels, num_labels = torch.tensor([[1], [1]]), torch.tensor([1, 1])
+    with pytest.raises(ValueError, match=r"num_frames\[1\] must be at least 1, not 0"):
+        Ensemble(members()).losses(frames, torch.tensor([6, 0]), labels, num_labels)
+
+
 def test_labels_without_end_are_bounded_and_said_to_be():
     model = member(hidden_size=3, prediction_size=3)
     with torch.no_grad():

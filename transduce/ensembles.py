@@ -69,6 +69,9 @@ class Ensemble(nn.Module):
         self, frames: Tensor, num_frames: Tensor, labels: Tensor, num_labels: Tensor
     ) -> Tensor:
         """-ln Pr(y|x) of each sequence in nats, [B], of the labels [B, U]."""
+        for b, length in enumerate(check_frames(frames, num_frames)):
+            if length == 0:
+                raise ValueError(f"num_frames[{b}] must be at least 1, not 0")
         with evaluating(self):
             parties = self._parties(frames, num_frames)
             rows = torch.arange(len(labels), device=labels.device)
