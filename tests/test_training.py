@@ -333,6 +333,9 @@ def test_pretrained_networks_are_begun_with(tmp_path):
     wrong = replace(recipe, train=replace(recipe.train, init_prediction=tmp_path / "ctc"))
     with pytest.raises(TrainingError, match=r"^train.init_prediction, .*ctc: CTC has no"):
         run(wrong, tmp_path / "wrong")
+    other_way = replace(recipe, network=replace(recipe.network, backwards=True))
+    with pytest.raises(TrainingError, match=r"^train.init_transcription, .*ctc: it goes forwards"):
+        run(other_way, tmp_path / "other way")
 
 
 def test_memory_is_predicted_before_the_first_step(tmp_path):

@@ -87,4 +87,4 @@ def ctc_can_align(example: Example, pooling: int = 1) -> bool:
     """Whether there are frames enough for the labels and a blank between any two equal ones."""
     labels = example.labels
     repeats = int((labels[1:] == labels[:-1]).sum())
-    return -(-example.num_frames // pooling) >= len(labels) + repeats
+    return example.num_vectors(pooling) >= len(labels) + repeats

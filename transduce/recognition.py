@@ -86,7 +86,7 @@ def recognise(
             hypotheses = [tuple(best) for best in searched]
         for i, best in zip(indices, hypotheses, strict=True):
             if model.config.backwards:
-                num_vectors = -(-examples[i].num_frames // model.config.pooling)
+                num_vectors = examples[i].num_vectors(model.config.pooling)
                 best = tuple(hypothesis.from_the_end(num_vectors) for hypothesis in best)
             found[i] = best
         if done:

@@ -31,6 +31,10 @@ class Example:
     def num_labels(self) -> int:
         return len(self.labels)
 
+    def num_vectors(self, pooling: int) -> int:
+        """Of the transcription: as many as frames, unless they are pooled."""
+        return -(-self.num_frames // pooling)
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -173,7 +177,7 @@ class Batches:
         self.examples, self.max_cells, self.seed = examples, max_cells, seed
         self.max_sequences = max_sequences or len(examples)
         # Targets alone count as one frame, so that they too are bounded.
-        self.sizes = [(max(1, -(-e.num_frames // pooling)), e.num_labels + 1) for e in examples]
+        self.sizes = [(max(1, e.num_vectors(pooling)), e.num_labels + 1) for e in examples]
         for example, (T, U) in zip(examples, self.sizes, strict=True):
             cells = T * U
             if cells > max_cells:

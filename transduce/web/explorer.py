@@ -225,7 +225,7 @@ class Explorer:
             some = " ".join(targets.symbols[:MAX_NAMED])
             rest = " and others" if len(targets) > MAX_NAMED else ""
             raise ValueError(f"{unknown[0]!r} is not a symbol of the model; it has {some}{rest}")
-        T = -(-opened.example.num_frames // self.model.config.pooling)
+        T = opened.example.num_vectors(self.model.config.pooling)
         if T * (len(symbols) + 1) > MAX_CELLS:
             raise ValueError(
                 f"a lattice of {T} by {len(symbols) + 1} is too large to be shown; "
@@ -286,7 +286,7 @@ class Explorer:
             raise ValueError(
                 f"the beam width must be between 1 and {MAX_BEAM_WIDTH}, not {beam_width}"
             )
-        T = -(-opened.example.num_frames // self.model.config.pooling)
+        T = opened.example.num_vectors(self.model.config.pooling)
         if T > MAX_STEPS:
             raise ValueError(f"the input has {T} frames; {MAX_STEPS} can be stepped through")
         with self.lock:
