@@ -347,6 +347,9 @@ def test_what_cannot_be_shown_gets_a_message_and_the_page_lives_on(text, new_pag
     page.press("#target", "Enter")
     settled(page)
     expect(page.locator("#message")).to_be_hidden()
+    page.wait_for_function(
+        "() => new URLSearchParams(location.hash.slice(1)).get('target') === 'A DD B'"
+    )
     assert address_of(page)["target"] == ["A DD B"]
     page.goto(text[1] + "#example=999")
     page.reload()
