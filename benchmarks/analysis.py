@@ -10,10 +10,10 @@ from measure import DEVICE, machine, medians, show
 
 from transduce import Alphabet, Transducer
 from transduce.analysis import output_bars, sensitivity, view_lattice
-from transduce.checkpoint import TrainedModel
-from transduce.corpus import Signature
+from transduce.architectures import NetworkConfig
 from transduce.data.pairs import Notation
-from transduce.recipe import NetworkConfig
+from transduce.model.checkpoint import TrainedModel
+from transduce.model.signature import Signature
 
 T, U, INPUTS, LABELS = 300, 40, 26, 39
 

@@ -11,11 +11,11 @@ from fastapi.testclient import TestClient
 from measure import machine, medians, show
 
 from transduce.alphabet import Alphabet
-from transduce.checkpoint import TrainedModel, build_network
-from transduce.corpus import Signature
+from transduce.architectures import NetworkConfig, build_network
+from transduce.audio.features import FeatureSettings, Statistics
 from transduce.data.pairs import Notation
-from transduce.features import FeatureSettings, Statistics
-from transduce.recipe import NetworkConfig
+from transduce.model.checkpoint import TrainedModel
+from transduce.model.signature import Signature
 from transduce.web.explorer import Explorer
 from transduce.web.server import create_app
 from transduce.web.sounds import encode_wav

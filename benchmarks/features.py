@@ -15,8 +15,10 @@ from pathlib import Path
 import torch
 from measure import machine, show
 
+from transduce.audio.cache import FrameReader
+from transduce.audio.features import SPECTROGRAM, Features, FeatureSettings
+from transduce.audio.sound import read_wave
 from transduce.data.pairs import Audio, Origin, Pair
-from transduce.features import SPECTROGRAM, Features, FeatureSettings, FrameReader, read_wave
 
 RATE = 16_000
 SUFFIXES = {".wav", ".flac", ".opus", ".ogg"}

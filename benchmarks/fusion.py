@@ -17,10 +17,10 @@ from measure import DEVICE, machine, show
 from transduce import NGram, beam_search
 from transduce.alphabet import NULL
 from transduce.analysis.lattice import transducer_of
-from transduce.checkpoint import load_model
 from transduce.data.batches import Batches
 from transduce.data.manifest import read_manifest
 from transduce.evaluation import ErrorRate, error_rate
+from transduce.model.checkpoint import load_model
 
 CELLS = 1_000_000  # of padded lattice at once
 

@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 from measure import DEVICE, machine, show
 
-from transduce.checkpoint import TrainedModel, load_model
 from transduce.data.batches import Batches, Example
 from transduce.data.dictionaries import read_sigmorphon
 from transduce.data.pairs import Pair, Splits, Symbols
 from transduce.evaluation import nearest_error_rate
-from transduce.losses import sequence_losses
-from transduce.recognition import recognise
+from transduce.model.checkpoint import TrainedModel, load_model
+from transduce.model.recognition import recognise
+from transduce.training.losses import sequence_losses
 
 CELLS = 1_000_000  # of padded lattice at once
 

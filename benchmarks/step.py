@@ -15,7 +15,7 @@ from measure import DEVICE, captured, extra_megabytes, machine, medians, show
 from torch import Tensor
 
 from transduce import Transducer, transducer_loss
-from transduce.regularisation import weight_noise
+from transduce.training.regularisation import weight_noise
 
 NOISE = 0.075
 T, U, INPUTS, LABELS = 304, 40, 26, 39

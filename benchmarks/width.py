@@ -21,11 +21,11 @@ from torch import Tensor
 
 from transduce import Transducer, transducer_loss
 from transduce.analysis.lattice import transducer_of
-from transduce.checkpoint import TrainedModel, load_model
 from transduce.data.batches import Example
 from transduce.data.manifest import read_manifest
 from transduce.evaluation import error_rate
-from transduce.recognition import recognise
+from transduce.model.checkpoint import TrainedModel, load_model
+from transduce.model.recognition import recognise
 
 WIDTHS = (1, 4, 16, 64, 256, 1024, 4000)
 

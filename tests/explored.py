@@ -7,11 +7,11 @@ import soundfile
 import torch
 
 from transduce.alphabet import NULL, Alphabet
-from transduce.checkpoint import TrainedModel, build_network
-from transduce.corpus import Signature
+from transduce.architectures import NetworkConfig, build_network
+from transduce.audio.features import FeatureSettings, Statistics
 from transduce.data.pairs import Audio, Notation, Origin, Pair
-from transduce.features import FeatureSettings, Statistics
-from transduce.recipe import NetworkConfig
+from transduce.model.checkpoint import TrainedModel
+from transduce.model.signature import Signature
 
 RATE = 16_000
 SPACES = Notation("spaces", None)

@@ -135,7 +135,7 @@ def loss_and_gradients(
     **options: object,
 ) -> list[Tensor]:
     """The loss, and its gradients with respect to the floating-point tensors of the batch."""
-    device = "cuda" if backend == "triton" else "cpu"
+    device = "cuda" if backend == "cuda" else "cpu"
     tensors = [x.detach().to(device) for x in batch]
     leaves = [x.requires_grad_() for x in tensors if x.is_floating_point()]
     loss = loss_function(*tensors, backend=backend, **options)

@@ -10,22 +10,16 @@ import torch
 from transduce import Ensemble
 from transduce.alphabet import Alphabet
 from transduce.analysis.lattice import view_lattice
-from transduce.checkpoint import (
-    TrainedModel,
-    build_network,
-    load_ensemble,
-    load_model,
-    save_model,
-)
-from transduce.corpus import Signature
+from transduce.architectures import NetworkConfig, build_network
 from transduce.data.batches import Batch, from_the_end
 from transduce.data.pairs import Notation, Origin, Pair
 from transduce.decoding import Hypothesis
 from transduce.decoding.hypothesis import Timing
-from transduce.losses import consistent_losses, sequence_losses
-from transduce.pretraining import PretrainingError, check_direction
-from transduce.recipe import NetworkConfig
-from transduce.recognition import evaluate, recognise, transcript, validation_error
+from transduce.model.checkpoint import TrainedModel, load_ensemble, load_model, save_model
+from transduce.model.recognition import evaluate, recognise, transcript, validation_error
+from transduce.model.signature import Signature
+from transduce.training.losses import consistent_losses, sequence_losses
+from transduce.training.pretraining import PretrainingError, check_direction
 
 CHARACTERS = Notation("characters", None)
 SIGNATURE = Signature(Alphabet("xyz"), CHARACTERS, Alphabet("abc"), CHARACTERS)

@@ -11,22 +11,22 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from transduce import Ensemble, checkpoint
+from transduce import Ensemble
 from transduce.alphabet import Alphabet
-from transduce.checkpoint import (
+from transduce.architectures import NetworkConfig, build_network
+from transduce.audio.features import SPECTROGRAM, Statistics
+from transduce.data.pairs import Notation
+from transduce.model import checkpoint
+from transduce.model.checkpoint import (
     CheckpointError,
     Standing,
     TrainedModel,
-    build_network,
     load_ensemble,
     load_model,
     save_model,
 )
-from transduce.corpus import Signature
-from transduce.data.pairs import Notation
-from transduce.features import SPECTROGRAM, Statistics
+from transduce.model.signature import Signature
 from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
-from transduce.recipe import NetworkConfig
 
 TEXT = Signature(
     Alphabet(["AH", "ü"]), Notation("spaces", None), Alphabet("ab"), Notation("characters", "NFKD")

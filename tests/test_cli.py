@@ -158,7 +158,7 @@ def test_ctrl_c_has_the_exit_code_that_shells_expect(folder, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("transduce.cli.transcribing.recognise", interrupted)
+    monkeypatch.setattr("transduce.cli.transcribe.recognise", interrupted)
     done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\n")
     assert (done.returncode, done.stderr) == (130, "transduce: stopped\n")
 

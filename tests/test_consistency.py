@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from lattices import ANY_SHAPE, SHAPES, random_batch, twice
 
-from transduce.consistency import disagreement, lattice_disagreement
 from transduce.lattice import reference
+from transduce.lattice.consistency import disagreement, lattice_disagreement
 
 
 def kl(log_p, log_q):

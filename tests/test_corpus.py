@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.corpus import read_corpus, read_splits
 from transduce.data.pairs import DataError, Notation
-from transduce.recipe import DataConfig, RecipeError
+from transduce.settings import RecipeError
+from transduce.training.corpus import DataConfig, read_corpus, read_splits
 
 SPACES = Notation("spaces", None)
 

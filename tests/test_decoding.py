@@ -21,10 +21,12 @@ from transduce import (
     lattice_transitions,
     transducer_loss,
 )
-from transduce.decoding import beam_search_steps, cpu, prefixes, reference, tensors
+from transduce.decoding import beam_search_steps, eager, reference
+from transduce.decoding import trie as prefixes
+from transduce.decoding.cpu import beam as cpu
 from transduce.decoding.fusion import FusedScores
 
-BACKENDS = ["cpu", "tensors"]
+BACKENDS = ["cpu", "eager"]
 ALL_BACKENDS = ["reference", *BACKENDS]
 MET = "ignore:max_labels_per_frame"
 
@@ -240,7 +242,7 @@ def test_each_prefix_is_stepped_to_once(backend, monkeypatch):
         monkeypatch.setattr(cpu, "run", cpu.run.py_func)  # compiled, it has its own step_new
     else:
         counted(prefixes, "step", lambda i, *rest: len(i))
-    module = {"reference": reference, "cpu": cpu, "tensors": tensors}[backend]
+    module = {"reference": reference, "cpu": cpu, "eager": eager}[backend]
     (found,) = module.beam_searches(network, [f], 30, 20, lambda: None)
     assert sum(rows) == found.num_prefixes <= found.num_expanded
     assert found.num_prefixes >= least.num_prefixes  # batches look a little further
@@ -616,7 +618,7 @@ class _Improbable:
         (dict(beam_width=2, fusion_weight=1, fusion=PredictionNetwork(3)), "with_null=False"),
         (dict(beam_width=2, fusion_weight=1, fusion=NGram(1, 4, [[4]])), "the 3 labels"),
         (dict(beam_width=2, fusion_weight=1, fusion=_Improbable([0.0, 0.1, 0.0])), "more than 0"),
-        (dict(beam_width=2, backend="gpu"), "backend must be auto, reference, cpu or tensors"),
+        (dict(beam_width=2, backend="gpu"), "backend must be auto, reference, cpu or eager"),
         (dict(beam_width=2, num_frames=torch.tensor([9])), r"num_frames\[0\] must be between 0"),
         (dict(beam_width=2, num_frames=torch.tensor([2, 2])), r"num_frames must be integers \[B\]"),
         (dict(beam_width=2, num_frames=torch.tensor([2.0])), "num_frames must be integers"),

@@ -9,18 +9,11 @@ import soundfile
 import torch
 from torch.testing import assert_close
 
+from transduce.audio.cache import FrameReader, read_features
+from transduce.audio.features import SPECTROGRAM, Features, FeatureSettings, Statistics, deltas
+from transduce.audio.sound import read_wave
 from transduce.data.manifest import read_manifest
 from transduce.data.pairs import Audio, DataError, Frames, Notation, Origin, Pair
-from transduce.features import (
-    SPECTROGRAM,
-    Features,
-    FeatureSettings,
-    FrameReader,
-    Statistics,
-    deltas,
-    read_features,
-    read_wave,
-)
 
 PHONES = Notation("spaces", "NFC")
 
@@ -348,7 +341,7 @@ def test_a_write_that_fails_leaves_nothing(counted, monkeypatch):
     def fail(*paths):
         raise OSError("no space")
 
-    monkeypatch.setattr("transduce.features.os.replace", fail)
+    monkeypatch.setattr("transduce.audio.cache.os.replace", fail)
     with pytest.raises(OSError, match="no space"):
         FrameReader(cache=cache)(pair)
     assert list(cache.iterdir()) == []

@@ -38,7 +38,7 @@ from transduce import (
     rnnt_loss,
     transducer_loss,
 )
-from transduce.consistency import lattice_disagreement
+from transduce.lattice.consistency import lattice_disagreement
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,7 +68,7 @@ def joint(shape, **options):
 @pytest.mark.parametrize("scale", [1.0, 40.0, 400.0], ids=["usual", "peaked", "underflowing"])
 @pytest.mark.parametrize("shape", (SHAPES | WIDE).values(), ids=SHAPES | WIDE)
 def test_the_additive_loss_is_as_exact_as_the_reference(shape, scale):
-    assert_as_exact_as_the_reference(transducer_loss, random_batch(*shape, scale=scale), "triton")
+    assert_as_exact_as_the_reference(transducer_loss, random_batch(*shape, scale=scale), "cuda")
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -78,16 +78,16 @@ def test_the_loss_of_logits_is_as_exact_as_the_reference(shape, fused):
     if not fused:
         batch = batch._replace(logits=batch.logits.log_softmax(-1))
     options = {"blank": 0, "reduction": "none", "fused_log_softmax": fused}
-    assert_as_exact_as_the_reference(rnnt_loss, batch, "triton", **options)
+    assert_as_exact_as_the_reference(rnnt_loss, batch, "cuda", **options)
 
 
 @pytest.mark.parametrize("shape", [RAGGED, WIDE["five warps"]], ids=["ragged", "five warps"])
 def test_float64_is_float64(shape):
     batch = random_batch(*shape, dtype=torch.float64)
-    found = loss_and_gradients(transducer_loss, batch, "triton")
+    found = loss_and_gradients(transducer_loss, batch, "cuda")
     assert_close(found, loss_and_gradients(transducer_loss, batch), rtol=1e-11, atol=1e-11)
     options = {"blank": 0, "reduction": "none"}
-    found = loss_and_gradients(rnnt_loss, joint(shape, dtype=torch.float64), "triton", **options)
+    found = loss_and_gradients(rnnt_loss, joint(shape, dtype=torch.float64), "cuda", **options)
     expected = loss_and_gradients(rnnt_loss, joint(shape, dtype=torch.float64), **options)
     assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
@@ -98,7 +98,7 @@ def test_half_types_have_the_loss_of_what_they_hold(dtype):
         (transducer_loss, random_batch(*RAGGED, dtype=dtype), {}),
         (rnnt_loss, joint(RAGGED, dtype=dtype), {"blank": 0, "reduction": "none"}),
     ):
-        loss, *grads = loss_and_gradients(loss_function, batch, "triton", **options)
+        loss, *grads = loss_and_gradients(loss_function, batch, "cuda", **options)
         exact, *exact_grads = loss_and_gradients(
             loss_function, cast(batch, torch.float64), **options
         )
@@ -113,8 +113,8 @@ def test_half_types_have_the_loss_of_what_they_hold(dtype):
 def test_long_lattices_agree_with_float64(shape):
     # The reference would take hours; the same kernels in float64 are held against it above.
     batch = random_batch(*shape)
-    exact = loss_and_gradients(transducer_loss, cast(batch, torch.float64), "triton")
-    found = loss_and_gradients(transducer_loss, batch, "triton")
+    exact = loss_and_gradients(transducer_loss, cast(batch, torch.float64), "cuda")
+    found = loss_and_gradients(transducer_loss, batch, "cuda")
     assert_close(found[0].double(), exact[0], rtol=1e-6, atol=0)
     # α and β are stored as float32: what they are known to is what an occupancy is.
     known = 4 * torch.finfo(torch.float32).eps * float(exact[0])
@@ -124,32 +124,32 @@ def test_long_lattices_agree_with_float64(shape):
 
 def test_padding_is_never_read():
     batch = random_batch(*RAGGED, padding=3)
-    expected = loss_and_gradients(transducer_loss, batch, "triton")
+    expected = loss_and_gradients(transducer_loss, batch, "cuda")
     f, g, labels = (x.clone() for x in batch[:3])
     for b, (T, U) in enumerate(zip(*(x.tolist() for x in batch[3:]), strict=True)):
         f[b, T:], g[b, U + 1 :], labels[b, U:] = torch.nan, torch.nan, -7
     poisoned = batch._replace(transcription=f, prediction=g, labels=labels)
-    assert_same_bits(loss_and_gradients(transducer_loss, poisoned, "triton"), expected)
+    assert_same_bits(loss_and_gradients(transducer_loss, poisoned, "cuda"), expected)
     logits = f[:, :, None] + g[:, None]
     options = {"blank": 0, "reduction": "none"}
-    found = loss_and_gradients(rnnt_loss, Joint(logits, *poisoned[2:]), "triton", **options)
+    found = loss_and_gradients(rnnt_loss, Joint(logits, *poisoned[2:]), "cuda", **options)
     clean = (batch[0][:, :, None] + batch[1][:, None], *batch[2:])
-    assert_same_bits(found, loss_and_gradients(rnnt_loss, Joint(*clean), "triton", **options))
+    assert_same_bits(found, loss_and_gradients(rnnt_loss, Joint(*clean), "cuda", **options))
 
 
 def test_upstream_gradients_of_any_sign_scale():
     upstream = torch.tensor([-2.0, 0.5, 0.0, -1e-3, 7.0])
     batch = random_batch(*RAGGED)
-    assert_as_exact_as_the_reference(transducer_loss, batch, "triton", upstream=upstream)
+    assert_as_exact_as_the_reference(transducer_loss, batch, "cuda", upstream=upstream)
     options = {"blank": 0, "reduction": "none", "upstream": upstream}
-    assert_as_exact_as_the_reference(rnnt_loss, joint(RAGGED), "triton", **options)
+    assert_as_exact_as_the_reference(rnnt_loss, joint(RAGGED), "cuda", **options)
 
 
 @pytest.mark.parametrize("clamp", [0.01, 0.3])
 def test_the_gradient_is_clamped_before_it_is_scaled(clamp):
     options = {"blank": 0, "reduction": "none", "clamp": clamp}
     options["upstream"] = torch.tensor([3.0, -3.0, 1.0, 1.0, 1.0])
-    assert_as_exact_as_the_reference(rnnt_loss, joint(RAGGED), "triton", **options)
+    assert_as_exact_as_the_reference(rnnt_loss, joint(RAGGED), "cuda", **options)
 
 
 def test_what_cannot_be_emitted_has_an_infinite_loss_and_no_gradient():
@@ -157,7 +157,7 @@ def test_what_cannot_be_emitted_has_an_infinite_loss_and_no_gradient():
     impossible = batch.transcription.clone()
     impossible[1, :, batch.labels[1, 1]] = -torch.inf
     batch = batch._replace(transcription=impossible)
-    loss, grad_f, grad_g = loss_and_gradients(transducer_loss, batch, "triton")
+    loss, grad_f, grad_g = loss_and_gradients(transducer_loss, batch, "cuda")
     assert loss.isinf().tolist() == [False, True]
     assert (grad_f[1] == 0).all() and (grad_g[1] == 0).all() and grad_f[0].any()
     assert_exact_enough(
@@ -169,9 +169,9 @@ def test_what_cannot_be_emitted_has_an_infinite_loss_and_no_gradient():
 
 def test_a_result_is_the_same_from_run_to_run_and_on_any_stream():
     batch = random_batch(*SHAPES["a long lattice"])
-    first = loss_and_gradients(transducer_loss, batch, "triton")
+    first = loss_and_gradients(transducer_loss, batch, "cuda")
     with torch.cuda.stream(torch.cuda.Stream()):
-        second = loss_and_gradients(transducer_loss, batch, "triton")
+        second = loss_and_gradients(transducer_loss, batch, "cuda")
     assert_same_bits(second, first)
 
 
@@ -193,10 +193,10 @@ def tf32():
 
 def test_tf32_and_autocast_change_nothing(request):
     batch = random_batch(*SHAPES["many labels"])
-    expected = loss_and_gradients(transducer_loss, batch, "triton")
+    expected = loss_and_gradients(transducer_loss, batch, "cuda")
     request.getfixturevalue("tf32")
     with torch.autocast("cuda", torch.bfloat16):
-        found = loss_and_gradients(transducer_loss, batch, "triton")
+        found = loss_and_gradients(transducer_loss, batch, "cuda")
     assert_same_bits(found, expected)
 
 
@@ -205,11 +205,11 @@ def test_tf32_and_autocast_change_nothing(request):
 def test_a_number_that_is_none_makes_its_items_loss_nan(which, value):
     batch = random_batch(*RAGGED)
     broken = batch._replace(**{which: changed(getattr(batch, which), 2, 1, 3, value)})
-    loss, *_ = loss_and_gradients(transducer_loss, broken, "triton")
+    loss, *_ = loss_and_gradients(transducer_loss, broken, "cuda")
     assert loss.isnan().tolist() == [False, False, True, False, False]
     f, g, *rest = broken
     logits = Joint(f[:, :, None] + g[:, None], *rest)
-    loss, *_ = loss_and_gradients(rnnt_loss, logits, "triton", blank=0, reduction="none")
+    loss, *_ = loss_and_gradients(rnnt_loss, logits, "cuda", blank=0, reduction="none")
     assert loss.isnan().tolist() == [False, False, True, False, False]
 
 
@@ -320,29 +320,29 @@ LARGE = {
 
 @pytest.mark.parametrize("shape", (LSTM_SHAPES | LARGE).values(), ids=LSTM_SHAPES | LARGE)
 def test_the_lstm_is_as_exact_as_the_reference(shape):
-    assert_lstm_as_exact("triton", *problem(*shape))
+    assert_lstm_as_exact("cuda", *problem(*shape))
 
 
 @pytest.mark.parametrize("B", [1, 2, 3, 5, 8, 31, 33, 64, 132, 133, 500])
 def test_the_lstm_takes_every_batch_size(B):
     lengths = [1 + 5 * b % 4 for b in range(B)]
-    assert_lstm_as_exact("triton", *problem(B, 4, 3, 20, 1, B % 2 == 0, lengths))
+    assert_lstm_as_exact("cuda", *problem(B, 4, 3, 20, 1, B % 2 == 0, lengths))
 
 
 def test_the_lstm_in_float64_is_float64():
     for shape in ((5, 9, 4, 33, 2, True, [3, 9, 0, 1, 8]), (2, 3, 4, 300, 1, True)):
         arguments = problem(*shape)
         expected = results("reference", torch.float64, *arguments)
-        found = results("triton", torch.float64, *arguments)
+        found = results("cuda", torch.float64, *arguments)
         assert_close(found, expected, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_lstms_half_types_are_rounded_only_where_a_layer_ends(dtype):
     model, x, lengths, state, upstream = problem(3, 6, 5, 20, 1, True, [6, 4, 1])
-    half = results("triton", dtype, model, x, lengths, state, upstream)
+    half = results("cuda", dtype, model, x, lengths, state, upstream)
     rounded = x.to(dtype), lengths, [t.to(dtype) for t in state], [t.to(dtype) for t in upstream]
-    full = results("triton", torch.float32, model.to(dtype), *rounded)
+    full = results("cuda", torch.float32, model.to(dtype), *rounded)
     assert_same_results(half, {name: t.to(dtype) for name, t in full.items()})
 
 
@@ -350,11 +350,11 @@ def test_the_lstms_half_types_are_rounded_only_where_a_layer_ends(dtype):
 def test_the_lstm_never_reads_its_padding(ids):
     lengths = [3, 9, 0, 1, 8]
     model, x, lengths, state, (above, *rest) = problem(5, 9, 4, 20, 2, True, lengths, ids)
-    expected = results("triton", torch.float32, model, x, lengths, state, (above, *rest))
+    expected = results("cuda", torch.float32, model, x, lengths, state, (above, *rest))
     padding = torch.arange(9) >= lengths[:, None]
     x[padding] = 10**6 if ids else torch.nan
     above[padding] = 7.0
-    found = results("triton", torch.float32, model, x, lengths, state, (above, *rest))
+    found = results("cuda", torch.float32, model, x, lengths, state, (above, *rest))
     assert_same_results(found, expected)
     assert (found["output"][padding] == 0).all()
     assert ids or (found["grad x"][padding] == 0).all()
@@ -362,24 +362,24 @@ def test_the_lstm_never_reads_its_padding(ids):
 
 def test_the_lstm_is_the_same_from_run_to_run_and_on_any_stream():
     arguments = problem(33, 40, 5, 128, 2, True, [40 - b for b in range(33)])
-    first = results("triton", torch.float32, *arguments)
+    first = results("cuda", torch.float32, *arguments)
     with torch.cuda.stream(torch.cuda.Stream()):
-        assert_same_results(results("triton", torch.float32, *arguments), first)
+        assert_same_results(results("cuda", torch.float32, *arguments), first)
 
 
 def test_autocast_does_not_touch_the_lstm():
     arguments = problem(5, 7, 40, 128, 1, True)
-    first = results("triton", torch.float32, *arguments)
+    first = results("cuda", torch.float32, *arguments)
     with torch.autocast("cuda", torch.bfloat16):
-        found = results("triton", torch.float32, *arguments)
+        found = results("cuda", torch.float32, *arguments)
     assert_same_results(found, first)
 
 
 def test_tf32_rounds_what_the_lstm_multiplies(request):
     arguments = problem(33, 7, 256, 128, 1, True)
-    first = results("triton", torch.float32, *arguments)
+    first = results("cuda", torch.float32, *arguments)
     request.getfixturevalue("tf32")
-    found = results("triton", torch.float32, *arguments)
+    found = results("cuda", torch.float32, *arguments)
     assert not torch.equal(found["output"], first["output"])
     for name, numbers in found.items():
         close = 2e-3 * first[name].abs().max()
@@ -455,7 +455,7 @@ def test_a_whole_step_is_that_of_the_reference():
         return [x.cpu() for x in torch.autograd.grad(loss, model.parameters())]
 
     expected = gradients("cpu", "reference")
-    assert_close(gradients("cuda", "triton"), expected, rtol=1e-9, atol=1e-10)
+    assert_close(gradients("cuda", "cuda"), expected, rtol=1e-9, atol=1e-10)
 
 
 def test_a_whole_step_can_be_captured_in_a_graph():

@@ -7,14 +7,15 @@ import torch
 from torch.testing import assert_close
 
 from transduce.alphabet import Alphabet
-from transduce.checkpoint import TrainedModel, save_model
+from transduce.architectures import NetworkConfig
+from transduce.audio.features import Features, FeatureSettings, Statistics
+from transduce.audio.sound import read_wave
 from transduce.cli import app
-from transduce.corpus import Signature
 from transduce.data.pairs import DataError, Notation
-from transduce.features import Features, FeatureSettings, Statistics, read_wave
-from transduce.inputs import read_input, read_inputs, read_spectrogram
+from transduce.model.checkpoint import TrainedModel, save_model
+from transduce.model.inputs import read_input, read_inputs, read_spectrogram
+from transduce.model.signature import Signature
 from transduce.networks import Transducer
-from transduce.recipe import NetworkConfig
 
 TARGETS = Alphabet(["AH", "B", "K"])
 PHONES = Notation("spaces", None)

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from transduce import transducer_loss
-from transduce.checkpoint import build_network
-from transduce.consistency import disagreement, lattice_disagreement
+from transduce.architectures import NetworkConfig, build_network
 from transduce.data.batches import Batch, Example
 from transduce.data.pairs import Origin, Pair
-from transduce.losses import consistent_losses, ctc_can_align, sequence_losses
-from transduce.recipe import NetworkConfig
+from transduce.lattice.consistency import disagreement, lattice_disagreement
+from transduce.training.losses import consistent_losses, ctc_can_align, sequence_losses
 
 
 def example(frames, labels):

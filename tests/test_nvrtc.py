@@ -5,10 +5,10 @@ from itertools import product
 import pytest
 import torch
 
-from transduce import nvrtc
-from transduce.decoding import prefixes
-from transduce.lattice import triton_kernels as lattice
-from transduce.lstm import triton_kernels as lstm
+from transduce.decoding import trie as prefixes
+from transduce.kernels import nvrtc
+from transduce.lattice import cuda as lattice
+from transduce.lstm import cuda as lstm
 
 H200, A100, T4 = (9, 0), (8, 0), (7, 5)  # what they are capable of
 SHARED = {H200: 227 << 10, A100: 163 << 10, T4: 64 << 10}  # bytes of a block

@@ -16,14 +16,15 @@ from safetensors import safe_open
 from test_cli import transduce as command
 
 import transduce
-from transduce import pretrained, transducer_loss
+from transduce import transducer_loss
 from transduce.alphabet import Alphabet
-from transduce.checkpoint import CheckpointError, TrainedModel, build_network, save_model
-from transduce.corpus import Signature
+from transduce.architectures import NetworkConfig, build_network
+from transduce.audio.features import FeatureSettings, Statistics
 from transduce.data.pairs import DataError, Notation
-from transduce.features import FeatureSettings, Statistics
-from transduce.pretrained import Model, load
-from transduce.recipe import NetworkConfig
+from transduce.model import model as pretrained
+from transduce.model.checkpoint import CheckpointError, TrainedModel, save_model
+from transduce.model.model import Model, load
+from transduce.model.signature import Signature
 
 LETTERS = Signature(
     Alphabet(["AA", "BB", "S"]),

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from transduce.alphabet import Alphabet
-from transduce.checkpoint import TrainedModel, build_network
-from transduce.corpus import Signature
+from transduce.architectures import NetworkConfig, build_network
+from transduce.audio.features import FeatureSettings, Statistics
 from transduce.data.pairs import Notation
-from transduce.features import FeatureSettings, Statistics
-from transduce.pretraining import PretrainingError, copy_prediction, copy_transcription
-from transduce.recipe import NetworkConfig
+from transduce.model.checkpoint import TrainedModel
+from transduce.model.signature import Signature
+from transduce.training.pretraining import PretrainingError, copy_prediction, copy_transcription
 
 CHARACTERS = Notation("characters", None)
 

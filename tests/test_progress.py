@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from transduce import progress as module
-from transduce.progress import Progress
+from transduce.training import progress as module
+from transduce.training.progress import Progress
 
 
 def said(terminal, monkeypatch):

@@ -12,44 +12,28 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "transduce"
 # From the top of the tree down; a folder's files stand where it stands, its doors last.
 ORDER = [
-    "alphabet",
+    *("alphabet", "files", "settings"),
     *("data.pairs", "data.manifest", "data.timit", "data.dictionaries", "data.batches", "data"),
-    *("resampling", "features"),
-    *("simd.options", "simd.threads", "simd.functions", "simd.products"),
-    *("backends", "nvrtc"),
-    *("lstm.reference", "lstm.cpu", "lstm.triton_kernels", "lstm.layer", "networks"),
+    *("audio.resampling", "audio.sound", "audio.features", "audio.cache", "audio"),
+    *("kernels.simd.options", "kernels.simd.threads", "kernels.simd.functions"),
+    *("kernels.simd.products", "kernels.simd", "kernels.backends", "kernels.nvrtc", "kernels"),
+    *("lstm.reference", "lstm.cpu", "lstm.cuda", "lstm.layer", "lstm", "networks"),
     *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
-    *("lattice.cpu.parts", "lattice.cpu.joint", "lattice.cpu", "lattice.triton_kernels"),
-    *("lattice.loss", "consistency"),
-    "ctc",
-    *("decoding.hypothesis", "decoding.fusion", "decoding.reference", "decoding.prediction"),
-    *(
-        "decoding.trie",
-        "decoding.heaps",
-        "decoding.cpu",
-        "decoding.greedy",
-        "decoding.prefixes",
-        "decoding.tensors",
-        "decoding.search",
-        "decoding.steps",
-        "decoding",
-    ),
-    "ensembles",
-    *("evaluation", "transcripts", "recipe", "corpus", "checkpoint"),
-    *(
-        "pretraining",
-        "losses",
-        "regularisation",
-        "progress",
-        "training",
-        "recognition",
-        "inputs",
-        *("analysis.lattice", "analysis.sensitivity", "analysis.figures", "analysis"),
-        "pretrained",
-        "demo",
-        *("web.sounds", "web.wire", "web.explorer", "web.server", "web"),
-        *("cli.terminal", "cli.runs", "cli.learning", "cli.transcribing", "cli.looking", "cli"),
-    ),
+    *("lattice.cpu.parts", "lattice.cpu.joint", "lattice.cpu", "lattice.cuda", "lattice.loss"),
+    *("lattice.consistency", "lattice"),
+    *("decoding.hypothesis", "decoding.fusion", "decoding.reference", "decoding.cpu.prediction"),
+    *("decoding.cpu.trie", "decoding.cpu.heaps", "decoding.cpu.beam", "decoding.cpu.greedy"),
+    *("decoding.cpu", "decoding.trie", "decoding.eager", "decoding.search", "decoding.steps"),
+    *("decoding.ctc", "decoding.ensemble", "decoding"),
+    "architectures",
+    *("model.signature", "model.checkpoint", "model.transcripts", "training.losses", "evaluation"),
+    *("model.recognition", "model.inputs", "model.model", "model"),
+    *("training.corpus", "training.recipe", "training.pretraining", "training.regularisation"),
+    *("training.progress", "training.fit", "training"),
+    *("analysis.lattice", "analysis.sensitivity", "analysis.figures", "analysis"),
+    "demo",
+    *("web.sounds", "web.wire", "web.explorer", "web.server", "web"),
+    *("cli.terminal", "cli.runs", "cli.train", "cli.transcribe", "cli.plot", "cli"),
 ]
 
 
@@ -138,12 +122,13 @@ def test_the_readme_runs():
     assert len(namespace["best"].frames) == len(namespace["best"].labels)
 
 
-def test_the_readme_draws_the_tree_as_it_is():
-    tree = re.search(r"```\ntransduce/\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+def test_the_architecture_page_draws_the_tree_as_it_is():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    tree = re.search(r"```\ntransduce/\n(.*?)```", page, re.S)[1]
     drawn = {line.split()[0].rstrip("/") for line in tree.splitlines()}
     for _, path in modules():
         if path.name != "__init__.py":
-            assert path.name in drawn, f"{path.name} is not in the README's tree"
+            assert path.name in drawn, f"{path.name} is not in the tree of docs/architecture.md"
 
 
 def test_the_command_says_what_is_wrong_and_exits_with_an_error():
@@ -160,8 +145,9 @@ def test_the_command_says_what_is_wrong_and_exits_with_an_error():
     assert "--seed" in done.stdout + done.stderr
 
 
-def test_what_the_readme_links_to_is_there():
-    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
-    local = [link for link in links if not link.startswith("http")]
-    assert "docs/lattice.png" in local
-    assert [link for link in local if not (ROOT / link).exists()] == []
+def test_links_lead_to_files():
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        links = re.findall(r"\]\(([^)#]+)", page.read_text())
+        local = [link for link in links if not link.startswith("http")]
+        assert local or page.parent != ROOT
+        assert [link for link in local if not (page.parent / link).exists()] == [], page

@@ -5,19 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from transduce.architectures import NetworkConfig
+from transduce.audio.features import SPECTROGRAM
 from transduce.data.pairs import Notation
-from transduce.features import SPECTROGRAM
-from transduce.recipe import (
-    DataConfig,
-    NetworkConfig,
-    Recipe,
-    RecipeError,
-    SpecAugment,
-    TrainConfig,
-    flat_settings,
-    read_recipe,
-    recipe_toml,
-)
+from transduce.settings import RecipeError, flat_settings
+from transduce.training.corpus import DataConfig
+from transduce.training.recipe import Recipe, SpecAugment, TrainConfig, read_recipe, recipe_toml
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
 

@@ -7,8 +7,8 @@ import torch
 
 from transduce.data.batches import Batch, Example
 from transduce.data.pairs import Origin, Pair
-from transduce.recipe import SpecAugment
-from transduce.regularisation import Averages, spec_augment, weight_noise
+from transduce.training.recipe import SpecAugment
+from transduce.training.regularisation import Averages, spec_augment, weight_noise
 
 
 def test_noise_is_added_and_removed_to_the_last_bit():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from transduce.resampling import resample
+from transduce.audio.resampling import resample
 
 RATES = [(44_100, 16_000), (48_000, 16_000), (22_050, 16_000), (8_000, 16_000), (16_000, 11_025)]
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numba import njit
 
-from transduce.simd import functions
-from transduce.simd.options import CONTRACT, VECTOR_BYTES
-from transduce.simd.products import multiply, multiply_packed, pack
-from transduce.simd.threads import num_threads, shares_of, sharing, team
+from transduce.kernels.simd import functions
+from transduce.kernels.simd.options import CONTRACT, VECTOR_BYTES
+from transduce.kernels.simd.products import multiply, multiply_packed, pack
+from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 
 TYPES = [np.float32, np.float64]
 compiled_here = njit(nogil=True, error_model="numpy", fastmath=CONTRACT)  # as the kernels are

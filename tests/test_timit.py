@@ -7,9 +7,9 @@ import pytest
 import soundfile
 from rich.console import Console
 
+from transduce.audio.sound import read_wave, sphere_header
 from transduce.data.pairs import Audio, DataError
 from transduce.data.timit import CORE_TEST_SPEAKERS, PHONES, fold, read_timit
-from transduce.features import read_wave, sphere_header
 
 
 def sphere(samples, *, rate=16_000, byte_format="01", coding=None):

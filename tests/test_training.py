@@ -17,14 +17,16 @@ from rich.console import Console
 from safetensors.torch import load_file
 from toys import toy_recipe
 
-from transduce import greedy_search, training
-from transduce.checkpoint import build_network, load_model
-from transduce.corpus import read_corpus
+from transduce import greedy_search
+from transduce.architectures import build_network
 from transduce.data.batches import Batch, Batches
-from transduce.losses import consistent_losses, sequence_losses
-from transduce.progress import Progress
-from transduce.recipe import TrainConfig, read_recipe, recipe_toml
-from transduce.training import NonFiniteLoss, TrainingError, fit, learning_rate
+from transduce.model.checkpoint import load_model
+from transduce.training import fit as training
+from transduce.training.corpus import read_corpus
+from transduce.training.fit import NonFiniteLoss, TrainingError, fit, learning_rate
+from transduce.training.losses import consistent_losses, sequence_losses
+from transduce.training.progress import Progress
+from transduce.training.recipe import TrainConfig, read_recipe, recipe_toml
 
 ROOT = Path(__file__).parent.parent
 
@@ -170,10 +172,10 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from rich.console import Console
-from transduce import checkpoint
-from transduce.progress import Progress
-from transduce.recipe import read_recipe
-from transduce.training import fit
+from transduce.model import checkpoint
+from transduce.training.progress import Progress
+from transduce.training.recipe import read_recipe
+from transduce.training.fit import fit
 
 folder, when, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 
@@ -380,9 +382,9 @@ PROCESSES = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from transduce.progress import Progress
-from transduce.recipe import read_recipe
-from transduce.training import fit
+from transduce.training.progress import Progress
+from transduce.training.recipe import read_recipe
+from transduce.training.fit import fit
 
 folder = Path(sys.argv[1])
 fit(read_recipe(folder / "recipe.toml"), folder / "two", progress=Progress(Console(quiet=True)))

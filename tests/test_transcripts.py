@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from transduce import Alphabet, Hypothesis, Timing
-from transduce.transcripts import Transcript, json_lines
+from transduce.model.transcripts import Transcript, json_lines
 
 PHONES = Alphabet(["AA", "B", '"'])
 BEST = Hypothesis(

@@ -21,11 +21,11 @@ from fastapi.testclient import TestClient
 
 from transduce import cli
 from transduce.analysis import sensitivity, view_lattice
-from transduce.checkpoint import TrainedModel, build_network, save_model
+from transduce.architectures import NetworkConfig, build_network
 from transduce.data.pairs import Frames, Origin, Pair
 from transduce.decoding import beam_search_steps
-from transduce.recipe import NetworkConfig
-from transduce.recognition import recognise
+from transduce.model.checkpoint import TrainedModel, save_model
+from transduce.model.recognition import recognise
 from transduce.web import explorer as exploring
 from transduce.web import sounds
 from transduce.web.explorer import Explorer

@@ -2,7 +2,9 @@
 
 import random
 
-from transduce.recipe import DataConfig, NetworkConfig, Recipe, TrainConfig
+from transduce.architectures import NetworkConfig
+from transduce.training.corpus import DataConfig
+from transduce.training.recipe import Recipe, TrainConfig
 
 SMALL = {"hidden_size": 24, "prediction_size": 24}
 

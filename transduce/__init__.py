@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transduce.alphabet import NULL, Alphabet
-from transduce.ctc import ctc_best_path, ctc_prefix_search
 from transduce.decoding import (
     Hypothesis,
     LanguageModel,
@@ -16,7 +15,8 @@ from transduce.decoding import (
     greedy_search,
     label_timings,
 )
-from transduce.ensembles import Ensemble
+from transduce.decoding.ctc import ctc_best_path, ctc_prefix_search
+from transduce.decoding.ensemble import Ensemble
 from transduce.lattice.loss import (
     backward_variables,
     best_alignment,
@@ -32,7 +32,7 @@ from transduce.lstm.layer import PeepholeLSTM
 from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
 
 if TYPE_CHECKING:
-    from transduce.pretrained import Model
+    from transduce.model.model import Model
 
 __version__ = "0.1.0"
 
@@ -43,9 +43,9 @@ def load(*models: str | Path) -> Model:
     transduce.load("english-pronouncer")("transducer")
     """
     # Reading models takes more than PyTorch and NumPy, which are all that importing needs.
-    from transduce import pretrained
+    from transduce.model import model
 
-    return pretrained.load(*models)
+    return model.load(*models)
 
 
 __all__ = [

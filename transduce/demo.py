@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from transduce.analysis import view_lattice
-from transduce.checkpoint import TrainedModel, load_model
-from transduce.corpus import read_splits
 from transduce.data.dictionaries import by_source
 from transduce.data.pairs import Pair
 from transduce.evaluation import results_table
-from transduce.recipe import read_recipe
-from transduce.recognition import evaluate, recognise, validation_error
-from transduce.training import fit
+from transduce.model.checkpoint import TrainedModel, load_model
+from transduce.model.recognition import evaluate, recognise, validation_error
+from transduce.training.corpus import read_splits
+from transduce.training.fit import fit
+from transduce.training.recipe import read_recipe
 
 NETWORKS = ("prediction", "ctc", "transducer")
 NUM_SHOWN = 10  # words

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.alphabet import NULL
-from transduce.backends import INTEGERS, Backend
+from transduce.kernels.backends import INTEGERS, Backend
 from transduce.lstm.layer import INITIAL_RANGE, PeepholeLSTM, State
 
 

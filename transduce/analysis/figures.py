@@ -21,7 +21,8 @@ from torch import Tensor
 from transduce.alphabet import NULL, Alphabet
 from transduce.analysis.lattice import Bar, LatticeView, Node, output_bars
 from transduce.analysis.sensitivity import one_hot, sensitivity
-from transduce.checkpoint import TrainedModel, write_by_rename
+from transduce.files import write_by_rename
+from transduce.model.checkpoint import TrainedModel
 
 SUFFIXES = (".png", ".svg", ".pdf")
 # Told apart by people who see few colours; the maps by those who see shades of grey, too.

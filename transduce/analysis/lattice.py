@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL
-from transduce.checkpoint import TrainedModel
 from transduce.decoding import Timing, label_timings
 from transduce.lattice.loss import (
     backward_variables,
@@ -20,6 +19,7 @@ from transduce.lattice.loss import (
     log_likelihood,
     log_occupancy,
 )
+from transduce.model.checkpoint import TrainedModel
 from transduce.networks import Transducer
 
 Node = tuple[int, int]  # t, from 0, and u

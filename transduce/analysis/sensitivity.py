@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from transduce.analysis.lattice import LatticeView, transducer_of
-from transduce.checkpoint import TrainedModel
+from transduce.model.checkpoint import TrainedModel
 
 
 class Sensitivity(NamedTuple):

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import cyclopts
 
 import transduce
-from transduce.cli.learning import demo, evaluate, table, train
-from transduce.cli.looking import explore, plot
-from transduce.cli.transcribing import phonemize, recognize, transcribe
+from transduce.cli.plot import explore, plot
+from transduce.cli.train import demo, evaluate, table, train
+from transduce.cli.transcribe import phonemize, recognize, transcribe
 
 __all__ = [
     "app",

@@ -10,12 +10,13 @@ from typing import Literal
 
 import torch
 
-from transduce.checkpoint import CONFIG_FILE, MODEL_FILE, TrainedModel, load_ensemble
-from transduce.corpus import read_splits
 from transduce.data.manifest import read_manifest, read_tsv
 from transduce.data.pairs import DataError, Pair
-from transduce.pretrained import model_path
-from transduce.recipe import DataConfig, RecipeError, read_recipe
+from transduce.model.checkpoint import CONFIG_FILE, MODEL_FILE, TrainedModel, load_ensemble
+from transduce.model.model import model_path
+from transduce.settings import RecipeError
+from transduce.training.corpus import DataConfig, read_splits
+from transduce.training.recipe import read_recipe
 
 Device = Literal["auto", "cpu", "cuda"]
 

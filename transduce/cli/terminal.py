@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress as Bar
 
-from transduce.checkpoint import CheckpointError
 from transduce.data.pairs import DataError
-from transduce.recipe import RecipeError
+from transduce.model.checkpoint import CheckpointError
+from transduce.settings import RecipeError
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from transduce.backends import INTEGERS
 from transduce.decoding.fusion import FusedScores, LanguageModel
 from transduce.decoding.hypothesis import (
     Found,
@@ -30,10 +29,11 @@ from transduce.decoding.hypothesis import (
     best_of,
     label_timings,
 )
+from transduce.kernels.backends import INTEGERS
 from transduce.lattice.loss import lattice_transitions
 from transduce.networks import PredictionNetwork, Transducer
 
-Backend = Literal["auto", "reference", "cpu", "tensors"]
+Backend = Literal["auto", "reference", "cpu", "eager"]
 FRAMES = 2048  # that go through the transcription network at once: what they need fits the caches
 
 
@@ -110,7 +110,7 @@ def greedy_search(
             check_numbers(b, f[b])
         network = model.prediction_network
         compiled = f.device.type == "cpu" and network.lstm.backend != "reference"
-        module = import_module(f"transduce.decoding.{'greedy' if compiled else 'tensors'}")
+        module = import_module(f"transduce.decoding.{'cpu' if compiled else 'eager'}")
         arguments = (network, f, num_vectors, max_labels_per_frame)
         labels, times, log_prob, num_bounded = module.greedy_searches(*arguments)
     _warn_of_bounds(num_bounded, num_vectors.tolist(), max_labels_per_frame)
@@ -205,13 +205,13 @@ def load(backend: Backend, transcriptions: list[Tensor]) -> ModuleType:
     """The backend's module: the one asked for, or the one for the tensors' device."""
     on_cpu = all(f.device.type == "cpu" for f in transcriptions)
     if backend == "auto":
-        backend = "cpu" if on_cpu else "tensors"
+        backend = "cpu" if on_cpu else "eager"
     if backend == "cpu" and not on_cpu:
         raise ValueError(
             f"backend 'cpu' needs a model on the CPU; this is on {transcriptions[0].device}"
         )
-    if backend not in ("reference", "cpu", "tensors"):
-        raise ValueError(f"backend must be auto, reference, cpu or tensors, not {backend!r}")
+    if backend not in ("reference", "cpu", "eager"):
+        raise ValueError(f"backend must be auto, reference, cpu or eager, not {backend!r}")
     return import_module(f"transduce.decoding.{backend}")
 
 

@@ -1,274 +1,244 @@
-"""The prefixes that a search has expanded, in a trie, and the probabilities of what follows them.
-
-ln Pr(k|y,t) = f_t^k + g^k - ln Σ_k exp(f_t^k + g^k) (Eqs. 12-13), with the exponentials of f and g
-taken once each and their products summed, as the end of the paper's section on training has it.
-"""
+"""The trie of a search's prefixes in tensors, and what is asked of all of them at once."""
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from transduce.decoding.prediction import Weights, step_prefixes
-from transduce.simd.options import compiled
-from transduce.simd.threads import sharing
+from transduce.alphabet import NULL
+from transduce.decoding.fusion import FusedScores
+from transduce.kernels.nvrtc import kernels
+from transduce.lstm.reference import step
+from transduce.networks import PredictionNetwork
 
-MIN_ROWS = 24  # of the prediction network's that are worth a thread
-MIN_NORMS = 400  # and sums
-# Below this a sum of products may have lost digits: docs/derivations.md, 1, in float64.
-SMALLEST_TERM = np.finfo(np.float64).tiny / np.finfo(np.float64).eps
-
-
-class Prefixes(NamedTuple):
-    """The trie of all prefixes ever expanded, a row each; row 0 is the empty sequence."""
-
-    parent: np.ndarray  # [N]
-    label: np.ndarray  # [N], the last one
-    depth: np.ndarray  # [N]
-    first_child: np.ndarray  # [N], -1 for none
-    next_sibling: np.ndarray  # [N], -1 for none
-    h: np.ndarray  # [N, L, H], of the prediction network
-    s: np.ndarray  # [N, L, H]
-    g: np.ndarray  # [N, K+1]
-    max_g: np.ndarray  # [N], float64
-    exp_g: np.ndarray  # [N, K+1], exp(g - max_g), float64
-    log_fused: np.ndarray  # [N, K+1], added to ln Pr(k|y,t); [N, 0] for nothing
-    frame: np.ndarray  # [N], the last frame at whose beginning it was in A
-    log_prob: np.ndarray  # [N], its probability then
-    norm_frame: np.ndarray  # [N], the last frame for which log_norm was computed
-    log_norm: np.ndarray  # [N], ln of the sum in Eq. 13
+SOURCE = Path(__file__).with_name("prefixes.cu").read_text()
+NAMES = ("enter", "prefix_sums", "extend", "plant", "step")
+THREADS, LANES = 256, 32
+GROWN = ("parent", "label", "depth", "child", "h", "s", "g", "log_fused", "frame", "row", "emitted")
 
 
-class Transcription(NamedTuple):
-    """f of one utterance, float64."""
-
-    f: np.ndarray  # [T, K+1]
-    max_f: np.ndarray  # [T]
-    exp_f: np.ndarray  # [T, K+1], exp(f - max_f)
-
-
-def new_prefixes(weights: Weights, num_outputs: int, fused: bool) -> Prefixes:
-    """The trie of the empty sequence, its g yet to be computed."""
-    L, H = weights.peepholes.shape[0], weights.peepholes.shape[2]
-    kind, N = weights.biases.dtype, 256
-    parent, label, depth, first_child, next_sibling, frame, norm_frame = np.full(
-        (7, N), -1, np.int32
-    )
-    max_g, log_prob, log_norm = np.zeros((3, N))
-    label[0] = depth[0] = 0
-    return Prefixes(
-        *(parent, label, depth, first_child, next_sibling),
-        np.empty((N, L, H), kind),
-        np.empty((N, L, H), kind),
-        np.empty((N, num_outputs), kind),
-        max_g,
-        np.empty((N, num_outputs)),
-        np.zeros((N, num_outputs if fused else 0)),
-        *(frame, log_prob, norm_frame, log_norm),
-    )
+def prefixes_for(network: PredictionNetwork, fused: FusedScores | None) -> Prefixes:
+    """The trie with nothing in it but the empty sequence, by kernels where they are for it."""
+    weight = network.output.weight
+    compiled = weight.is_cuda and weight.dtype == torch.float32
+    return CompiledPrefixes(network, fused) if compiled else Prefixes(network, fused)
 
 
-# --- The trie -----------------------------------------------------------------------------------
+class Prefixes:
+    """The trie of all prefixes ever expanded, a row each; row 0 is the empty sequence.
+
+    An extension is known by its key: the prefix's row times K+1, and the label.
+    """
+
+    def __init__(self, network: PredictionNetwork, fused: FusedScores | None) -> None:
+        self.network, self.fused = network, fused
+        weight = network.output.weight
+        L, H, K1 = network.lstm.num_layers, network.lstm.hidden_size, network.output.out_features
+        integers = torch.empty(0, dtype=torch.int64, device=weight.device)
+        self.size, self.K1 = 0, K1
+        self.parent = self.label = self.depth = integers  # [N]
+        self.child = integers.new_empty(0, K1, dtype=torch.int32)  # [N, K+1], -1 for none
+        self.h, self.s = weight.new_empty(0, L, H), weight.new_empty(0, L, H)
+        self.g = weight.new_empty(0, K1, dtype=torch.float64)
+        self.log_fused = self.g.new_empty(0, K1)
+        # The row of A in which it was when frame `frame` began.
+        self.frame = self.row = integers
+        self.emitted = integers  # how many of its labels are of the frame in which it is expanded
+        # What each label adds to the first layer's sums; null adds nothing.
+        inputs = cast(Any, network.lstm.layers[0]).weights()[0][0].T
+        self.inputs = torch.cat([torch.zeros_like(inputs[:1]), inputs])
+        self._plant_root()
+
+    def add(self, keys: Tensor) -> Tensor:
+        """New nodes, the prediction network stepped to each."""
+        new = self._more(len(keys))
+        self._plant(keys, new)
+        self._step(new)
+        if self.fused:
+            rows = self.fused.extend(self.parent[new].tolist(), self.label[new].tolist())
+            self.log_fused[new] = torch.from_numpy(rows).to(self.g.device)
+        return torch.arange(new.start, new.stop, device=keys.device)
+
+    def enter(self, t: int, nodes: Tensor, log_prob: Tensor, f: Tensor) -> Tensor:
+        """A of frame t: ln of Pr(y) + Σ Pr(ŷ) Pr(y|ŷ,t) over the proper prefixes ŷ in A, of all y
+        in A.
+
+        The prefix sums are taken along all paths through the trie at once, in as many steps as the
+        logarithm of the longest.
+        """
+        self.frame[nodes] = t
+        self.row[nodes] = torch.arange(len(nodes), device=nodes.device)
+        shortest = self.depth[nodes].min()
+        # Each y's nearest prefix in A, by its row, and ln Pr(y|ŷ,t); -1 where there is none.
+        nearest, between = torch.full_like(nodes, -1), torch.zeros_like(log_prob)
+        here, looking = nodes, self.depth[nodes] > shortest
+        while bool(looking.any()):
+            prefix = torch.where(looking, self.parent[here], 0)
+            log_label = self._log_pr(prefix, f).gather(1, self.label[here, None])[:, 0]
+            between = torch.where(looking, between + log_label, between)
+            found = looking & (self.frame[prefix] == t)
+            nearest = torch.where(found, self.row[prefix], nearest)
+            looking = looking & ~found & (self.depth[prefix] > shortest)
+            here = prefix
+        # p(y) = Pr(y) + Pr(y|ŷ,t) p(ŷ), unrolled to twice as many prefixes in every step.
+        between = torch.where(nearest < 0, -torch.inf, between)
+        while bool((nearest >= 0).any()):
+            at = nearest.clamp(min=0)
+            log_prob = torch.logaddexp(log_prob, between + log_prob[at])
+            between = between + between[at]
+            nearest = torch.where(nearest < 0, -1, nearest[at])
+        return log_prob
+
+    def extend(
+        self, t: int, nodes: Tensor, log_prob: Tensor, f: Tensor, most: int
+    ) -> tuple[Tensor, Tensor]:
+        """ln of Pr(y) Pr(∅|y,t), [n], and of Pr(y) Pr(k|y,t), [n, K+1], which is -inf where y + k
+        was in A when the frame began, has more than `most` labels in it, or k is null."""
+        self.emitted[nodes] = torch.where(
+            self.frame[nodes] == t, 0, self.emitted[self.parent[nodes]] + 1
+        )
+        extended = log_prob[:, None] + self._log_pr(nodes, f)
+        with_null = extended[:, NULL].clone()
+        child = self.child[nodes].long()
+        closed = (child >= 0) & (self.frame[child.clamp(min=0)] == t)
+        closed |= (self.emitted[nodes] == most)[:, None]
+        closed[:, NULL] = True
+        return with_null, extended.masked_fill_(closed, -torch.inf)
+
+    def labels(self, node: int) -> tuple[int, ...]:
+        reversed_labels = []
+        while node > 0:
+            reversed_labels.append(int(self.label[node]))
+            node = int(self.parent[node])
+        return tuple(reversed_labels[::-1])
+
+    def _log_pr(self, nodes: Tensor, f: Tensor) -> Tensor:
+        """ln Pr(k|y,t) (Eqs. 12-13), with what is fused, [n, K+1]; f is that of frame t."""
+        log_density = f + self.g[nodes]  # Eq. 12
+        log_norm = log_density.logsumexp(1, keepdim=True)  # Eq. 13
+        log_prob = torch.where(log_norm == -torch.inf, -torch.inf, log_density - log_norm)
+        return log_prob + self.log_fused[nodes] if self.fused else log_prob
+
+    def _more(self, count: int) -> slice:
+        """Where so many new nodes are to be, with room for them."""
+        first, self.size = self.size, self.size + count
+        if self.size > len(self.parent):
+            for name in GROWN:
+                if name != "log_fused" or self.fused:
+                    old: Tensor = getattr(self, name)
+                    new = old.new_empty(max(1024, 2 * self.size), *old.shape[1:])
+                    new[: len(old)] = old
+                    setattr(self, name, new)
+        return slice(first, self.size)
+
+    def _plant_root(self) -> None:
+        root = self._more(1)
+        self.parent[root] = self.child[root] = self.frame[root] = -1
+        self.label[root], self.depth[root] = NULL, 0
+        nothing = torch.zeros_like(self.h[root])
+        self._step_from(root, nothing, nothing)
+        if self.fused:
+            rows = self.fused.extend([-1], [NULL])
+            self.log_fused[root] = torch.from_numpy(rows).to(self.g.device)
+
+    def _plant(self, keys: Tensor, new: slice) -> None:
+        parent = keys // self.K1
+        self.parent[new], self.label[new] = parent, keys % self.K1
+        self.depth[new] = self.depth[parent] + 1
+        self.child[new] = self.frame[new] = -1
+        self.child.view(-1)[keys] = torch.arange(
+            new.start, new.stop, dtype=torch.int32, device=keys.device
+        )
+
+    def _step(self, new: slice) -> None:
+        parent = self.parent[new]
+        self._step_from(new, self.h[parent], self.s[parent])
+
+    def _step_from(self, new: slice, h: Tensor, s: Tensor) -> None:
+        """The nodes' h, s and g from their parents' h and s, [n, L, H]."""
+        x = self.inputs[self.label[new]]
+        for n, layer in enumerate(cast(Iterable[Any], self.network.lstm.layers)):
+            # An embedding's product is in self.inputs already.
+            weights = layer.weights(of_embedded=n == 0)
+            inputs, hidden, peepholes, biases = (part[0] for part in weights)
+            i = (x if n == 0 else x @ inputs.T) + biases
+            x, self.s[new, n] = step(i, h[:, n], s[:, n], hidden, peepholes)  # Eqs. 4-8
+            self.h[new, n] = x
+        self.g[new] = self.network.output(x).double()  # Eq. 3
 
 
-@compiled
-def child_of(node, label, prefixes):
-    """The node of y+k, or -1."""
-    child = prefixes.first_child[node]
-    while child >= 0 and prefixes.label[child] != label:
-        child = prefixes.next_sibling[child]
-    return child
+class CompiledPrefixes(Prefixes):
+    """The same on a GPU, in float32, in few launches."""
 
+    def __init__(self, network: PredictionNetwork, fused: FusedScores | None) -> None:
+        device = network.output.weight.get_device()
+        self.kernels = dict(zip(NAMES, kernels(SOURCE, (), NAMES, device), strict=True))
+        self.layers = [
+            tuple(weights[0].contiguous() for weights in layer.weights())
+            for layer in cast(Iterable[Any], network.lstm.layers)
+        ]
+        super().__init__(network, fused)
+        self.inputs = self.inputs.contiguous()
 
-@compiled
-def add_child(node, parent, label, prefixes):
-    """Make `node` that of y+k."""
-    prefixes.parent[node], prefixes.label[node] = parent, label
-    prefixes.depth[node] = prefixes.depth[parent] + 1
-    prefixes.first_child[node] = -1
-    prefixes.next_sibling[node] = prefixes.first_child[parent]
-    prefixes.first_child[parent] = node
-    prefixes.frame[node] = prefixes.norm_frame[node] = -1
+    def enter(self, t: int, nodes: Tensor, log_prob: Tensor, f: Tensor) -> Tensor:
+        count, shortest = len(nodes), torch.full_like(nodes[:1], 1 << 40)
+        where = (self.frame, self.row, shortest)
+        self._launch("enter", count, (nodes, count, t, self.depth, *where))
+        summed = torch.empty_like(log_prob)
+        self._launch(
+            "prefix_sums",
+            LANES * count,
+            (
+                *(nodes, count, t, log_prob, f, self.g, self._fused_scores(), self.K1),
+                *(self.parent, self.label, self.depth, *where, summed),
+            ),
+        )
+        return summed
 
+    def extend(
+        self, t: int, nodes: Tensor, log_prob: Tensor, f: Tensor, most: int
+    ) -> tuple[Tensor, Tensor]:
+        count = len(nodes)
+        with_null, extended = torch.empty_like(log_prob), log_prob.new_empty(count, self.K1)
+        self._launch(
+            "extend",
+            LANES * count,
+            (
+                *(nodes, count, t, log_prob, f, self.g, self._fused_scores(), self.K1, most),
+                *(self.parent, self.child, self.frame, self.emitted, with_null, extended),
+            ),
+        )
+        return with_null, extended
 
-@compiled
-def precedes(a, b, prefixes):
-    """Whether the labels of node a come before those of b in lexicographic order."""
-    parent, depth = prefixes.parent, prefixes.depth
-    shorter = depth[a] < depth[b]
-    while depth[a] > depth[b]:
-        a = parent[a]
-    while depth[b] > depth[a]:
-        b = parent[b]
-    if a == b:
-        return shorter
-    while parent[a] != parent[b]:
-        a, b = parent[a], parent[b]
-    return prefixes.label[a] < prefixes.label[b]
+    def _plant(self, keys: Tensor, new: slice) -> None:
+        count = len(keys)
+        trie = (self.parent, self.label, self.depth, self.child, self.frame)
+        self._launch("plant", LANES * count, (keys, count, new.start, self.K1, *trie))
 
+    def _step(self, new: slice) -> None:
+        L, H = self.h.shape[1:]
+        parent, count = self.parent[new], new.stop - new.start
+        for n, (inputs, hidden, peepholes, biases) in enumerate(self.layers):
+            sums = self.h[:, n].index_select(0, parent) @ hidden.T
+            if n > 0:
+                sums.addmm_(self.h[new, n - 1], inputs.T)
+            looked_up = self.inputs if n == 0 else None
+            self._launch(
+                "step",
+                count * H,
+                (
+                    *(sums, count, new.start, H, n, L, self.parent, self.label, looked_up),
+                    *(biases, peepholes, self.h, self.s),
+                ),
+            )
+        self.g[new] = self.network.output(self.h[new, -1])  # Eq. 3
 
-@compiled
-def by_depth(nodes, depth):
-    """The nodes, shortest first: a sort by counting."""
-    deepest = 0
-    for node in nodes:
-        deepest = max(deepest, depth[node])
-    places = np.zeros(deepest + 2, np.int64)
-    for node in nodes:
-        places[depth[node] + 1] += 1
-    places = places.cumsum()
-    ordered = np.empty_like(nodes)
-    for node in nodes:
-        ordered[places[depth[node]]] = node
-        places[depth[node]] += 1
-    return ordered
+    def _fused_scores(self) -> Tensor | None:
+        return self.log_fused if self.fused else None
 
-
-@compiled
-def grown(array, size):
-    larger = np.empty((size, *array.shape[1:]), array.dtype)
-    larger[: array.shape[0]] = array
-    return larger
-
-
-@compiled
-def prefixes_for(size, prefixes):
-    """The prefixes with room for `size`."""
-    if size <= prefixes.parent.size:
-        return prefixes
-    size *= 2
-    return Prefixes(
-        grown(prefixes.parent, size), grown(prefixes.label, size),
-        grown(prefixes.depth, size), grown(prefixes.first_child, size),
-        grown(prefixes.next_sibling, size), grown(prefixes.h, size),
-        grown(prefixes.s, size), grown(prefixes.g, size), grown(prefixes.max_g, size),
-        grown(prefixes.exp_g, size), grown(prefixes.log_fused, size),
-        grown(prefixes.frame, size), grown(prefixes.log_prob, size),
-        grown(prefixes.norm_frame, size), grown(prefixes.log_norm, size),
-    )  # fmt: skip
-
-
-# --- Probabilities ------------------------------------------------------------------------------
-
-
-@compiled
-def _step_share(share, starts, weights, prefixes):
-    first, last = starts[share], starts[share + 1]
-    step_prefixes(
-        first, last, weights, prefixes.parent, prefixes.label, prefixes.h, prefixes.s, prefixes.g
-    )
-    for node in range(first, last):
-        _exponentials(prefixes.g[node], prefixes.max_g, prefixes.exp_g, node)
-
-
-_share_steps = sharing(_step_share)
-
-
-@compiled
-def step_new(first, last, weights, prefixes, teams):
-    """The prediction network's step to each of the prefixes first to last-1."""
-    team = teams[1] if last - first >= 2 * MIN_ROWS else teams[0]
-    _share_steps(team, (_evenly(first, last, team[0]), weights, prefixes))
-
-
-@compiled
-def _exponentials(x, max_x, exp_x, row):
-    """max_x[row] and exp_x[row] of the numbers x, for sums that neither overflow nor vanish."""
-    largest = -np.inf
-    for k in range(x.size):
-        largest = max(largest, x[k])
-    largest = 0.0 if largest == -np.inf else np.float64(largest)
-    max_x[row] = largest
-    for k in range(x.size):
-        exp_x[row, k] = math.exp(x[k] - largest)
-
-
-@compiled
-def exponentials(f):
-    """The two that `Transcription` has beside f."""
-    max_f, exp_f = np.empty(f.shape[0]), np.empty(f.shape)
-    for t in range(f.shape[0]):
-        _exponentials(f[t], max_f, exp_f, t)
-    return max_f, exp_f
-
-
-@compiled
-def log_norms(first, last, nodes, prefixes, transcription, t):
-    """ln Σ exp(f_t^k + g^k) over k (Eq. 13) of some nodes, by products where that is exact."""
-    f, max_f = transcription.exp_f[t], transcription.max_f[t]
-    g, max_g = prefixes.exp_g, prefixes.max_g
-    norm_frame, log_norm, K1 = prefixes.norm_frame, prefixes.log_norm, transcription.f.shape[1]
-    fours = K1 // 4 * 4
-    for i in range(first, last):
-        node = nodes[i]
-        if norm_frame[node] == t:
-            continue
-        a = b = c = d = 0.0  # four sums, that none waits for the others
-        for k in range(0, fours, 4):
-            a += f[k] * g[node, k]
-            b += f[k + 1] * g[node, k + 1]
-            c += f[k + 2] * g[node, k + 2]
-            d += f[k + 3] * g[node, k + 3]
-        for k in range(fours, K1):
-            a += f[k] * g[node, k]
-        total = (a + b) + (c + d)
-        if total >= K1 * SMALLEST_TERM:
-            log_norm[node] = max_f + max_g[node] + math.log(total)
-        else:
-            log_norm[node] = _log_norm_directly(transcription.f[t], prefixes.g[node])
-        norm_frame[node] = t
-
-
-@compiled
-def _log_norm_directly(f, g):
-    """The same where f and g disagree; inf, which makes Pr(k) zero, where no k is possible."""
-    largest, total = -np.inf, 0.0
-    for k in range(f.size):
-        largest = max(largest, f[k] + g[k])
-    if largest == -np.inf:
-        return np.inf
-    for k in range(f.size):
-        total += math.exp(f[k] + g[k] - largest)
-    return largest + math.log(total)
-
-
-@compiled
-def _norm_share(share, starts, nodes, prefixes, transcription, t):
-    log_norms(starts[share], starts[share + 1], nodes, prefixes, transcription, t)
-
-
-_share_norms = sharing(_norm_share)
-
-
-@compiled
-def normalise(nodes, prefixes, transcription, t, teams):
-    """`log_norm` of some nodes, for frame t."""
-    team = teams[1] if nodes.size >= 2 * MIN_NORMS else teams[0]
-    starts = _evenly(0, nodes.size, team[0])
-    _share_norms(team, (starts, nodes, prefixes, transcription, t))
-
-
-@compiled
-def log_label(node, label, prefixes, transcription, t):
-    """ln Pr(k|y,t), and what is fused with it."""
-    log_label = transcription.f[t, label] + prefixes.g[node, label] - prefixes.log_norm[node]
-    if prefixes.log_fused.shape[1] > 0:
-        log_label += prefixes.log_fused[node, label]
-    return log_label
-
-
-@compiled
-def add(a, b):
-    """ln(e^a + e^b), a not -inf."""
-    return max(a, b) + math.log1p(math.exp(-abs(a - b)))
-
-
-@compiled
-def _evenly(first, last, num_shares):
-    """Where each share of first to last-1 starts, and the last one's end."""
-    starts = np.empty(num_shares + 1, np.int64)
-    for i in range(num_shares + 1):
-        starts[i] = first + (last - first) * i // num_shares
-    return starts
+    def _launch(self, name: str, threads: int, arguments: tuple[Tensor | int | None, ...]) -> None:
+        self.kernels[name]((-(-threads // THREADS), 1), THREADS, arguments)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL
-from transduce.backends import INTEGERS, Backend, load
+from transduce.kernels.backends import INTEGERS, Backend, load, resolve
 
 
 def transducer_loss(
@@ -33,7 +33,7 @@ def transducer_loss(
     of half types is float32. A y that cannot be emitted has loss inf and gradient 0.
     """
     check_shapes(transcription, prediction, labels, num_frames, num_labels)
-    module = load("lattice", backend, transcription)
+    module = load("lattice", resolve(backend, transcription.device))
     arguments = _lengths_checked(
         labels, num_frames, num_labels, transcription.shape[1], prediction.shape[1] - 1
     )
@@ -70,7 +70,7 @@ def rnnt_loss(
     logits must be log-probabilities already. The loss of half types is float32.
     """
     _check_joint(logits, targets, logit_lengths, target_lengths, blank, reduction)
-    module = load("lattice", backend, logits)
+    module = load("lattice", resolve(backend, logits.device))
     null = blank % logits.shape[3]
     names = ("targets", "logit_lengths", "target_lengths")
     arguments = _lengths_checked(
@@ -110,7 +110,7 @@ def lattice_transitions(
     _check_numbers("prediction", None, prediction)
     _check_labels("labels", None, labels, prediction.shape[1], NULL)
     f, g = (x.detach().to(_wide(x.dtype)) for x in (transcription, prediction))
-    arrows: tuple[Tensor, Tensor] = load("lattice", backend, f).lattice_transitions(
+    arrows: tuple[Tensor, Tensor] = load("lattice", resolve(backend, f.device)).lattice_transitions(
         f, g, labels.long()
     )
     return arrows
@@ -150,8 +150,8 @@ def best_alignment(
     Of equally probable alignments it is the one that emits its labels latest. The result is a list,
     so it is found where lists are, on the CPU.
     """
-    if backend == "triton":
-        raise ValueError("best_alignment has no backend 'triton'; leave it to 'auto'")
+    if backend == "cuda":
+        raise ValueError("best_alignment has no backend 'cuda'; leave it to 'auto'")
     log_null, log_label = log_null.cpu(), log_label.cpu()
     return _part("best_alignment", log_null, log_label, backend)  # type: ignore[no-any-return]
 
@@ -239,7 +239,7 @@ def _part(name: str, log_null: Tensor, log_label: Tensor, backend: Backend) -> A
     _check_numbers("log_null", None, log_null)
     _check_numbers("log_label", None, log_label)
     null, label = (x.detach().to(_wide(x.dtype)) for x in (log_null, log_label))
-    return getattr(load("lattice", backend, log_null), name)(null, label)
+    return getattr(load("lattice", resolve(backend, log_null.device)), name)(null, label)
 
 
 def check_shapes(

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transduce.kernels.simd.functions import sigmoid, tanh
+from transduce.kernels.simd.options import VECTOR_BYTES, compiled
+from transduce.kernels.simd.products import apart, multiply, multiply_packed, pack
+from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 from transduce.lstm.reference import in_full
-from transduce.simd.functions import sigmoid, tanh
-from transduce.simd.options import VECTOR_BYTES, compiled
-from transduce.simd.products import apart, multiply, multiply_packed, pack
-from transduce.simd.threads import num_threads, shares_of, sharing, team
 
 LANES = VECTOR_BYTES // 4
 BLOCK = 128  # rows, of several sequences and steps, whose products are taken at once

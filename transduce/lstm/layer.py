@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from transduce.backends import INTEGERS, Backend, load
+from transduce.kernels.backends import INTEGERS, Backend, load, resolve
 
 State = tuple[Tensor, Tensor]  # h and s, each [num_layers * directions, B, H]
 INITIAL_RANGE = 0.1  # the paper's: weights begin uniformly distributed from minus this to this
@@ -69,7 +69,7 @@ class PeepholeLSTM(nn.Module):
         if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
             x = x.to(self._first.biases.dtype)  # the layer before it may have been rounded
         lengths = self._checked(x, lengths, state)
-        module = load("lstm", self.backend, x)
+        module = load("lstm", resolve(self.backend, x.device))
         D = self.num_directions
         dropout = self.dropout if self.training else 0.0
         last_h, last_s = [], []

@@ -9,7 +9,7 @@ import soundfile
 import torch
 from torch import Tensor
 
-from transduce.resampling import resample
+from transduce.audio.resampling import resample
 
 MAX_BYTES = 20_000_000  # of a file
 MAX_SECONDS = 60

@@ -6,6 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transduce.kernels.simd.functions import exp, log, narrow
+from transduce.kernels.simd.options import VECTOR_BYTES, compiled
+from transduce.kernels.simd.products import multiply
+from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 from transduce.lattice.cpu.diagonals import (
     IMPOSSIBLE,
     NEVER,
@@ -16,10 +20,6 @@ from transduce.lattice.cpu.diagonals import (
     unskew,
 )
 from transduce.lattice.cpu.rows import count_bad, largest
-from transduce.simd.functions import exp, log, narrow
-from transduce.simd.options import VECTOR_BYTES, compiled
-from transduce.simd.products import multiply
-from transduce.simd.threads import num_threads, shares_of, sharing, team
 
 
 @compiled

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.simd.functions import exp, log1p, narrow
-from transduce.simd.options import VECTOR_BYTES, compiled
+from transduce.kernels.simd.functions import exp, log1p, narrow
+from transduce.kernels.simd.options import VECTOR_BYTES, compiled
 
 IMPOSSIBLE = -1e290
 NEVER = -1e280  # any sum that has an impossible term is below this

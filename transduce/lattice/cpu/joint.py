@@ -9,11 +9,11 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from transduce.kernels.simd.functions import exp, log, narrow
+from transduce.kernels.simd.options import compiled
+from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 from transduce.lattice.cpu.diagonals import NEVER, flow, unskew, variables
 from transduce.lattice.cpu.rows import count_bad, largest
-from transduce.simd.functions import exp, log, narrow
-from transduce.simd.options import compiled
-from transduce.simd.threads import num_threads, shares_of, sharing, team
 
 CHUNK = 1 << 18  # elements of the logits that are taken at a time
 

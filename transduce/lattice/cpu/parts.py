@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from transduce.kernels.simd.options import compiled
 from transduce.lattice.cpu.diagonals import NEVER, from_double, unskew, variables
-from transduce.simd.options import compiled
 
 
 @compiled

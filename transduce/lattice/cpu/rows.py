@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from transduce.simd.options import compiled
+from transduce.kernels.simd.options import compiled
 
 
 @njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})

@@ -1,0 +1,234 @@
+"""From sound to the frames x: the paper's cepstra, or spectrograms, and their normalisation.
+
+The conventions are Kaldi's, whose own are HTK's: windows that lie within the sound, the mean of
+each taken out, pre-emphasis within the window, samples on the scale of 16-bit integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from transduce.data.pairs import DataError
+
+
+@dataclass(frozen=True)
+class FeatureSettings:
+    """What the frames are. The defaults are the paper's, 26 numbers a frame."""
+
+    kind: Literal["cepstra", "log_mel"] = "cepstra"
+    sample_rate: int = 16_000  # samples a second
+    window: float = 0.025  # seconds, each under a Hamming window
+    shift: float = 0.010  # seconds from one window to the next
+    pre_emphasis: float = 0.97
+    num_channels: int = 26  # of the mel filter bank, from 0 to half the sample rate
+    num_cepstra: int = 12  # beside the energy; log_mel has none of either
+    lifter: float = 22.0  # makes the cepstra about equally large; 0 leaves them
+    num_deltas: int = 1  # how many times differences in time are appended
+    delta_reach: int = 2  # frames before and after that a difference looks at
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("cepstra", "log_mel"):
+            raise ValueError(f"kind must be cepstra or log_mel, not {self.kind!r}")
+        if self.kind == "cepstra" and not 1 <= self.num_cepstra < self.num_channels:
+            raise ValueError(
+                f"num_cepstra must be between 1 and num_channels - 1 = {self.num_channels - 1}, "
+                f"not {self.num_cepstra}"
+            )
+        for name in ("sample_rate", "num_channels", "num_cepstra", "num_deltas", "delta_reach"):
+            if not isinstance(getattr(self, name), int):
+                raise ValueError(f"{name} must be a whole number, not {getattr(self, name)!r}")
+        for name in ("sample_rate", "window", "shift", "num_channels", "delta_reach"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        for name in ("window", "shift"):
+            if getattr(self, f"{name}_samples") < 1:
+                raise ValueError(
+                    f"{name} must be at least a sample, 1 / {self.sample_rate} seconds, "
+                    f"not {getattr(self, name)}"
+                )
+        if self.num_deltas < 0:
+            raise ValueError(f"num_deltas must not be negative, as {self.num_deltas} is")
+
+    @property
+    def size(self) -> int:
+        """How many numbers a frame has."""
+        static = self.num_channels if self.kind == "log_mel" else self.num_cepstra + 1
+        return static * (1 + self.num_deltas)
+
+    def as_spectrogram(self) -> FeatureSettings:
+        """A picture of the sound in the same windows, whatever the features are."""
+        return replace(self, kind="log_mel", num_channels=64, num_deltas=0)
+
+    @property
+    def window_samples(self) -> int:
+        return round(self.window * self.sample_rate)
+
+    @property
+    def shift_samples(self) -> int:
+        return round(self.shift * self.sample_rate)
+
+
+SPECTROGRAM = FeatureSettings(kind="log_mel", num_channels=40, num_deltas=0)
+
+
+class Features(nn.Module):
+    """Sounds to frames, batched, on the device the module is on."""
+
+    hamming: Tensor
+    filters: Tensor
+    cosines: Tensor
+
+    def __init__(self, settings: FeatureSettings | None = None) -> None:
+        super().__init__()
+        self.settings = settings = settings or FeatureSettings()
+        N = settings.window_samples
+        self.fft_size = 1 << (N - 1).bit_length()
+        hamming = torch.hamming_window(N, periodic=False, dtype=torch.float64)
+        for name, table in (
+            ("hamming", hamming),
+            ("filters", mel_filters(settings.num_channels, self.fft_size, settings.sample_rate)),
+            ("cosines", _liftered_cosines(settings)),
+        ):
+            self.register_buffer(name, table.float(), persistent=False)
+
+    def num_frames(self, num_samples: Tensor) -> Tensor:
+        """How many windows lie within so many samples."""
+        settings = self.settings
+        beyond = num_samples - settings.window_samples
+        return torch.where(beyond < 0, 0, beyond // settings.shift_samples + 1)
+
+    def forward(self, waves: Tensor, num_samples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Frames [B, T, size] and how many each has [B], from samples in [-1, 1], [B, N].
+
+        What lies beyond an utterance's num_samples is not looked at; its frames there are zero.
+        """
+        settings = self.settings
+        if waves.ndim != 2:
+            raise ValueError(f"waves must be [B, N], not {list(waves.shape)}")
+        if waves.dtype != self.hamming.dtype:
+            raise ValueError(
+                f"waves must be {self.hamming.dtype} in [-1, 1], not {waves.dtype}; convert them"
+            )
+        if num_samples is None:
+            num_samples = torch.full((len(waves),), waves.shape[1], device=waves.device)
+        _check_num_samples(num_samples, *waves.shape)
+        num_frames = self.num_frames(num_samples)
+        if waves.shape[1] < settings.window_samples:
+            return waves.new_zeros(len(waves), 0, settings.size), num_frames
+        windows = 32768 * waves.unfold(1, settings.window_samples, settings.shift_samples)
+        windows = windows - windows.mean(-1, keepdim=True)
+        frames = self._static(windows)
+        inside = torch.arange(frames.shape[1], device=frames.device) < num_frames[:, None]
+        parts = [frames]
+        for _ in range(settings.num_deltas):
+            parts.append(deltas(parts[-1], num_frames, settings.delta_reach))
+        return torch.cat(parts, -1).masked_fill(~inside[..., None], 0.0), num_frames
+
+    def _static(self, windows: Tensor) -> Tensor:
+        """[B, T, channels], or [B, T, 1 + cepstra] with the energy first, from [B, T, samples]."""
+        smallest = torch.finfo(windows.dtype).eps
+        before = torch.cat([windows[..., :1], windows[..., :-1]], -1)
+        emphasised = (windows - self.settings.pre_emphasis * before) * self.hamming
+        spectrum = torch.view_as_real(torch.fft.rfft(emphasised, self.fft_size))
+        power = spectrum.square().sum(-1)
+        log_mel = (power @ self.filters).clamp(min=smallest).log()
+        if self.settings.kind == "log_mel":
+            return log_mel
+        log_energy = windows.square().sum(-1, keepdim=True).clamp(min=smallest).log()
+        return torch.cat([log_energy, log_mel @ self.cosines], -1)
+
+
+def _check_num_samples(num_samples: Tensor, B: int, N: int) -> None:
+    if not isinstance(num_samples, Tensor) or num_samples.dtype not in (torch.int64, torch.int32):
+        kind = getattr(num_samples, "dtype", type(num_samples).__name__)
+        raise ValueError(f"num_samples must be a tensor of integers, not {kind}")
+    if num_samples.shape != (B,):
+        raise ValueError(f"num_samples must be [B] = [{B}], not {list(num_samples.shape)}")
+    for b, count in enumerate(num_samples.tolist()):
+        if not 0 <= count <= N:
+            raise ValueError(f"num_samples[{b}] must be between 0 and {N}, not {count}")
+
+
+def mel(hertz: Tensor) -> Tensor:
+    return 1127 * (1 + hertz / 700).log()
+
+
+def mel_filters(num_channels: int, fft_size: int, sample_rate: int) -> Tensor:
+    """Triangles that overlap by half and are equally wide in mel, [fft_size / 2 + 1, channels]."""
+    hertz = torch.arange(fft_size // 2 + 1, dtype=torch.float64) * sample_rate / fft_size
+    top = mel(torch.tensor(sample_rate / 2, dtype=torch.float64))
+    width = top / (num_channels + 1)
+    peaks = width * torch.arange(1, num_channels + 1, dtype=torch.float64)
+    return (1 - (mel(hertz)[:, None] - peaks).abs() / width).clamp(min=0)
+
+
+def deltas(frames: Tensor, num_frames: Tensor, reach: int) -> Tensor:
+    """The slope of each coefficient about each frame, [B, T, D], by least squares.
+
+    Before an utterance's first frame and after its last, these are repeated.
+    """
+    B, T, D = frames.shape
+    last = (num_frames - 1).clamp(min=0)[:, None]
+    here = torch.arange(T, device=frames.device)
+    slope = torch.zeros_like(frames)
+    for n in range(1, reach + 1):
+        later, earlier = (here + n).minimum(last), (here - n).clamp(min=0).expand(B, T)
+        ahead, behind = (frames.gather(1, t[..., None].expand(B, T, D)) for t in (later, earlier))
+        slope += n * (ahead - behind)
+    return slope / (2 * sum(n * n for n in range(1, reach + 1)))
+
+
+def _liftered_cosines(settings: FeatureSettings) -> Tensor:
+    """The cosine transform of log filter outputs to cepstra 1, 2, ..., [channels, cepstra]."""
+    channels = torch.arange(settings.num_channels, dtype=torch.float64)
+    n = torch.arange(1, settings.num_cepstra + 1, dtype=torch.float64)
+    angles = math.pi / settings.num_channels * (channels[:, None] + 0.5) * n
+    cosines = math.sqrt(2 / settings.num_channels) * angles.cos()
+    if settings.lifter:
+        cosines *= 1 + settings.lifter / 2 * (math.pi * n / settings.lifter).sin()
+    return cosines
+
+
+# --- Normalisation ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """The mean and the deviation of each coefficient over the training set, each [D].
+
+    They belong to the model: what it is given must be normalised as what it learnt from.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    @classmethod
+    def over(cls, sequences: Iterable[Tensor]) -> Statistics:
+        """Of all the frames of the sequences, each [T, D]. A constant's deviation counts as 1."""
+        count, total, squares = 0, torch.zeros(()), torch.zeros(())
+        centre = None
+        for frames in sequences:
+            if centre is None and len(frames):
+                # Sums of squares about any frame are smaller than about zero, and so more exact.
+                centre = frames[0].double()
+            if centre is not None:
+                wide = frames.double() - centre
+                count += len(wide)
+                total, squares = total + wide.sum(0), squares + wide.square().sum(0)
+        if centre is None:
+            raise DataError("there are no frames to take statistics of; give a training set")
+        shift = total / count
+        deviation = (squares / count - shift.square()).clamp(min=0).sqrt()
+        constant = deviation <= 1e-6 * (centre + shift).abs()
+        deviation = torch.where(constant, 1.0, deviation)
+        return cls((centre + shift).float(), deviation.float())
+
+    def normalise(self, frames: Tensor) -> Tensor:
+        """Frames [..., D] with mean 0 and deviation 1 over the training set."""
+        return (frames - self.mean.to(frames.device)) / self.deviation.to(frames.device)

@@ -1,0 +1,324 @@
+"""Algorithm 1 on the CPU, compiled by Numba: hypotheses in batches, prefixes in a trie.
+
+**The loop in batches.** The paper takes the most probable hypothesis y* from A, again and again,
+until B has W elements more probable than any in A. Here, in each frame, all of A is expanded at
+once; then, with τ the W-th best in B, or zero while B has fewer, so are batches of those in A that
+are at least as probable as τ, until there are none. The W best in B are the same:
+
+Let p(y) be the probability with which y is in A, and b(y) = p(y) Pr(∅|y,t) that with which it is in
+B. An extension has p(y+k) <= p(y), or keeps the sum that it came with, and b(y) <= p(y). Neither p
+nor b depends on when y is expanded. Consider all that could ever be expanded in this frame, and
+their W best by b. The paper's loop stops with W elements in B above q, the best p left in A.
+Whatever it has not expanded is in A, or descends from what is in A through extensions, so its p
+and b are at most q: none of it is among the W best. The loop here stops with every p left in A
+below τ, and by the same words none of that is among the W best either. What is expanded beyond
+need has its true b, so it is no better in B than it should be. Both leave the W best of the same
+set. Elements of equal probability stand in the order of their labels, which depends on no loop.
+
+All probabilities are logarithms in float64. An impossible hypothesis is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from transduce.decoding.cpu.heaps import Beam, Open, beam_for, offer, open_for, pop, push, worst_in
+from transduce.decoding.cpu.prediction import Weights, packed_weights
+from transduce.decoding.cpu.trie import (
+    Prefixes,
+    Transcription,
+    add,
+    add_child,
+    by_depth,
+    child_of,
+    exponentials,
+    log_label,
+    log_norms,
+    new_prefixes,
+    normalise,
+    prefixes_for,
+    step_new,
+)
+from transduce.decoding.fusion import FusedScores
+from transduce.decoding.hypothesis import Found, check_prediction
+from transduce.kernels.simd.options import compiled
+from transduce.kernels.simd.threads import num_threads, team
+from transduce.networks import PredictionNetwork
+
+MIN_BATCH, MAX_BATCH = 8, 256  # hypotheses: W / 16, but for the narrowest and the widest
+# The integers that a search keeps between calls, in Search.counts.
+NUM_PREFIXES, NUM_BATCH, FRAME, NUM_EXPANDED, NUM_BOUNDED = range(5)
+
+
+class Batch(NamedTuple):
+    """Hypotheses that are taken from A to be expanded together."""
+
+    node: np.ndarray
+    log_prob: np.ndarray
+    emitted: np.ndarray
+
+
+class Search(NamedTuple):
+    """All that a search keeps between calls of `run`."""
+
+    prefixes: Prefixes
+    beam: Beam
+    open: Open
+    batch: Batch
+    counts: np.ndarray
+    bounded: np.ndarray  # [1], the best p of this frame that has max_labels_per_frame
+
+
+def beam_searches(
+    network: PredictionNetwork,
+    transcriptions: list[Tensor],  # [T, K+1] each
+    beam_width: int,
+    max_labels_per_frame: int,
+    fused: Callable[[], FusedScores | None],
+) -> list[Found]:
+    """B after the last frame, of each utterance.
+
+    As many utterances as there are threads have one each; fewer have them all, one by one. The
+    result is the same: no number depends on who computed it.
+    """
+    weights = packed_weights(network)
+
+    def search(f: Tensor, threads: int) -> Found:
+        arguments = (weights, f.double().numpy(), fused(), beam_width, max_labels_per_frame)
+        return _beam_search(*arguments, threads)
+
+    if len(transcriptions) < max(2, num_threads()):
+        return [search(f, num_threads()) for f in transcriptions]
+    with ThreadPoolExecutor(num_threads()) as pool:
+        return list(pool.map(lambda f: search(f, 1), transcriptions))
+
+
+def _beam_search(
+    weights: Weights,
+    f: np.ndarray,
+    fused: FusedScores | None,
+    beam_width: int,
+    max_labels_per_frame: int,
+    threads: int,
+) -> Found:
+    transcription = Transcription(np.ascontiguousarray(f), *exponentials(f))
+    batch_size = min(max(beam_width // 16, MIN_BATCH), MAX_BATCH)
+    search = new_search(weights, f.shape[1], batch_size, fused is not None)
+    teams = team(1), team(threads)
+    step_new(0, 1, weights, search.prefixes, teams)
+    stepped = 0
+    while True:
+        prefixes, new = search.prefixes, slice(stepped, int(search.counts[NUM_PREFIXES]))
+        if fused is not None:
+            prefixes.log_fused[new] = fused.extend(
+                prefixes.parent[new].tolist(), prefixes.label[new].tolist()
+            )
+        stepped = new.stop
+        if search.counts[FRAME] == len(f):
+            break
+        search = run(
+            search, transcription, weights, beam_width, max_labels_per_frame, fused is not None,
+            teams,
+        )  # fmt: skip
+    check_prediction(float(prefixes.g[:stepped].max()))
+    size = int(search.beam.size[0])
+    nodes = search.beam.node[:size]
+    # Only these outlive the search: the states are large.
+    parent, label, depth = (x[:stepped].copy() for x in prefixes[:3])
+
+    def labels(i: int) -> tuple[int, ...]:
+        node, reversed_labels = nodes[i], []
+        while node > 0:
+            reversed_labels.append(int(label[node]))
+            node = parent[node]
+        return tuple(reversed_labels[::-1])
+
+    return Found(
+        search.beam.log_prob[:size].copy(),
+        depth[nodes],
+        labels,
+        int(search.counts[NUM_BOUNDED]),
+        int(search.counts[NUM_EXPANDED]),
+        stepped,
+    )
+
+
+def new_search(weights: Weights, num_outputs: int, batch_size: int, fused: bool) -> Search:
+    """A search that has the empty sequence in B, its g yet to be computed."""
+    counts = np.zeros(5, np.int64)
+    counts[NUM_PREFIXES] = 1
+    parent, label, emitted, nodes = np.zeros((4, 1), np.int32)
+    return Search(
+        new_prefixes(weights, num_outputs, fused),
+        Beam(np.zeros(1), nodes, np.ones(1, np.int64)),
+        Open(np.zeros(1), parent, label, emitted, np.zeros(1, np.int64)),
+        Batch(np.empty(batch_size, np.int32), np.empty(batch_size), np.empty(batch_size, np.int32)),
+        counts,
+        np.full(1, -np.inf),
+    )
+
+
+# --- The search ---------------------------------------------------------------------------------
+
+
+@compiled
+def run(search, transcription, weights, beam_width, max_labels_per_frame, pause, teams):
+    """Search to the end; with `pause`, until new prefixes need their log_fused.
+
+    Returns the search, whose arrays may have grown. A paused one has something in its batch.
+    """
+    prefixes, beam, open, batch, counts, bounded = search
+    while counts[FRAME] < transcription.f.shape[0]:
+        if counts[NUM_BATCH] == 0:
+            node, log_prob, emitted = _open_frame(prefixes, beam, transcription, counts, teams)
+        else:
+            n = counts[NUM_BATCH]
+            node, log_prob, emitted = batch.node[:n], batch.log_prob[:n], batch.emitted[:n]
+        beam = beam_for(min(beam_width, beam.size[0] + node.size), beam)
+        open = _expand(
+            node, log_prob, emitted, prefixes, beam, open, transcription, beam_width,
+            max_labels_per_frame, counts, bounded, teams,
+        )  # fmt: skip
+        first = counts[NUM_PREFIXES]
+        prefixes = prefixes_for(first + batch.node.size, prefixes)
+        _take_batch(prefixes, beam, open, batch, beam_width, counts)
+        if counts[NUM_BATCH] == 0:
+            open.size[0] = 0
+            counts[FRAME] += 1
+            counts[NUM_BOUNDED] += -np.inf < bounded[0] >= worst_in(beam, beam_width)
+            bounded[0] = -np.inf
+        elif counts[NUM_PREFIXES] > first:
+            step_new(first, counts[NUM_PREFIXES], weights, prefixes, teams)
+            if pause:
+                break
+    return Search(prefixes, beam, open, batch, counts, bounded)
+
+
+@compiled
+def _open_frame(prefixes, beam, transcription, counts, teams):
+    """A = B with its prefix sums, and B = {}: A's nodes, shortest first, and what `Batch` has."""
+    t, size = counts[FRAME], beam.size[0]
+    for i in range(size):
+        prefixes.frame[beam.node[i]] = t
+        prefixes.log_prob[beam.node[i]] = beam.log_prob[i]
+    nodes = by_depth(beam.node[:size], prefixes.depth)
+    beam.size[0] = 0
+    normalise(nodes, prefixes, transcription, t, teams)
+    _add_prefixes(nodes, prefixes, transcription, t)
+    return nodes, prefixes.log_prob[nodes], np.zeros(size, np.int32)
+
+
+@compiled
+def _add_prefixes(nodes, prefixes, transcription, t):
+    """Pr(y) += Σ Pr(ŷ) Pr(y|ŷ,t) over the proper prefixes ŷ of y in A, the nodes, shortest first.
+
+    The nearest of them has its own sum already, and what it got from the others reaches y through
+    it: so that one is enough. The prefixes between have been expanded once, or y were not there.
+    """
+    parent, label, depth, frame = prefixes.parent, prefixes.label, prefixes.depth, prefixes.frame
+    log_prob, norm_frame = prefixes.log_prob, prefixes.norm_frame
+    for y in nodes:
+        node, between = y, 0.0
+        while depth[node] > depth[nodes[0]]:
+            prefix = parent[node]
+            if norm_frame[prefix] != t:
+                log_norms(0, 1, parent[node : node + 1], prefixes, transcription, t)
+            between += log_label(prefix, label[node], prefixes, transcription, t)
+            if frame[prefix] == t:
+                log_prob[y] = add(log_prob[y], log_prob[prefix] + between)
+                break
+            node = prefix
+
+
+@compiled
+def _expand(
+    nodes, log_prob, emitted, prefixes, beam, open, transcription, beam_width,
+    max_labels_per_frame, counts, bounded, teams,
+):  # fmt: skip
+    """Put hypotheses into B, and those of their extensions that may yet matter into A."""
+    t, K = counts[FRAME], transcription.f.shape[1] - 1
+    normalise(nodes, prefixes, transcription, t, teams)
+    _offer_all(nodes, log_prob, prefixes, beam, transcription.f[t, 0], beam_width)
+    worst = worst_in(beam, beam_width)
+    for i in range(nodes.size):
+        if emitted[i] == max_labels_per_frame:
+            bounded[0] = max(bounded[0], log_prob[i])
+    done = 0
+    while done < nodes.size:
+        open = open_for(open.size[0] + K, open)
+        done = _push_extensions(
+            done, nodes, log_prob, emitted, worst, max_labels_per_frame, prefixes, open,
+            transcription, counts,
+        )  # fmt: skip
+    counts[NUM_EXPANDED] += nodes.size
+    return open
+
+
+@compiled
+def _offer_all(nodes, log_prob, prefixes, beam, f_null, beam_width):
+    """Pr(y*) = Pr(y*) Pr(∅|y*,t), and add y* to B."""
+    g, log_norm = prefixes.g, prefixes.log_norm
+    for i in range(nodes.size):
+        log_ended = log_prob[i] + (f_null + g[nodes[i], 0] - log_norm[nodes[i]])
+        if log_ended > -np.inf and log_ended >= worst_in(beam, beam_width):
+            offer(beam, beam_width, log_ended, nodes[i], prefixes)
+
+
+@compiled
+def _push_extensions(
+    done, nodes, log_prob, emitted, worst, max_labels_per_frame, prefixes, open, transcription,
+    counts,
+):  # fmt: skip
+    """Add y+k to A with Pr(y) Pr(k|y,t), where that is as probable as the W-th best in B.
+
+    Pr(y) is the one from before the product with Pr(∅|y,t). What was in A when the frame began
+    keeps the sum that it was given, which has this product in it. Begins with the hypothesis
+    `done`, and returns that before which A's arrays were too short.
+    """
+    t, K1 = counts[FRAME], transcription.f.shape[1]
+    f, max_f = transcription.f[t], transcription.max_f[t]
+    g, max_g, log_norm = prefixes.g, prefixes.max_g, prefixes.log_norm
+    fused = prefixes.log_fused.shape[1] > 0
+    for i in range(done, nodes.size):
+        if open.size[0] + K1 - 1 > open.label.size:
+            return i
+        node, log_rest = nodes[i], log_prob[i] - log_norm[nodes[i]]
+        if emitted[i] == max_labels_per_frame or max_f + max_g[node] + log_rest < worst:
+            continue
+        enough = 0
+        for k in range(1, K1):
+            enough += f[k] + g[node, k] + log_rest >= worst  # a vector loop: few have any
+        if enough == 0:
+            continue
+        for k in range(1, K1):
+            log_extended = f[k] + g[node, k] + log_rest
+            if fused:
+                log_extended += prefixes.log_fused[node, k]
+            if log_extended >= worst and log_extended > -np.inf:
+                child = child_of(node, k, prefixes)
+                if child < 0 or prefixes.frame[child] < t:
+                    push(open, log_extended, node, k, emitted[i] + 1)
+    return nodes.size
+
+
+@compiled
+def _take_batch(prefixes, beam, open, batch, beam_width, counts):
+    """Take the best from A into the batch, as far as B's W-th best and the batch's size allow."""
+    worst, n = worst_in(beam, beam_width), 0
+    while n < batch.node.size and open.size[0] > 0 and open.log_prob[0] >= worst:
+        parent, label = open.parent[0], open.label[0]
+        batch.log_prob[n], batch.emitted[n] = open.log_prob[0], open.emitted[0]
+        pop(open)
+        node = child_of(parent, label, prefixes)
+        if node < 0:
+            node = counts[NUM_PREFIXES]
+            counts[NUM_PREFIXES] += 1
+            add_child(node, parent, label, prefixes)
+        batch.node[n] = node
+        n += 1
+    counts[NUM_BATCH] = n

@@ -1,0 +1,274 @@
+"""The prefixes that a search has expanded, in a trie, and the probabilities of what follows them.
+
+ln Pr(k|y,t) = f_t^k + g^k - ln Σ_k exp(f_t^k + g^k) (Eqs. 12-13), with the exponentials of f and g
+taken once each and their products summed, as the end of the paper's section on training has it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from transduce.decoding.cpu.prediction import Weights, step_prefixes
+from transduce.kernels.simd.options import compiled
+from transduce.kernels.simd.threads import sharing
+
+MIN_ROWS = 24  # of the prediction network's that are worth a thread
+MIN_NORMS = 400  # and sums
+# Below this a sum of products may have lost digits: docs/derivations.md, 1, in float64.
+SMALLEST_TERM = np.finfo(np.float64).tiny / np.finfo(np.float64).eps
+
+
+class Prefixes(NamedTuple):
+    """The trie of all prefixes ever expanded, a row each; row 0 is the empty sequence."""
+
+    parent: np.ndarray  # [N]
+    label: np.ndarray  # [N], the last one
+    depth: np.ndarray  # [N]
+    first_child: np.ndarray  # [N], -1 for none
+    next_sibling: np.ndarray  # [N], -1 for none
+    h: np.ndarray  # [N, L, H], of the prediction network
+    s: np.ndarray  # [N, L, H]
+    g: np.ndarray  # [N, K+1]
+    max_g: np.ndarray  # [N], float64
+    exp_g: np.ndarray  # [N, K+1], exp(g - max_g), float64
+    log_fused: np.ndarray  # [N, K+1], added to ln Pr(k|y,t); [N, 0] for nothing
+    frame: np.ndarray  # [N], the last frame at whose beginning it was in A
+    log_prob: np.ndarray  # [N], its probability then
+    norm_frame: np.ndarray  # [N], the last frame for which log_norm was computed
+    log_norm: np.ndarray  # [N], ln of the sum in Eq. 13
+
+
+class Transcription(NamedTuple):
+    """f of one utterance, float64."""
+
+    f: np.ndarray  # [T, K+1]
+    max_f: np.ndarray  # [T]
+    exp_f: np.ndarray  # [T, K+1], exp(f - max_f)
+
+
+def new_prefixes(weights: Weights, num_outputs: int, fused: bool) -> Prefixes:
+    """The trie of the empty sequence, its g yet to be computed."""
+    L, H = weights.peepholes.shape[0], weights.peepholes.shape[2]
+    kind, N = weights.biases.dtype, 256
+    parent, label, depth, first_child, next_sibling, frame, norm_frame = np.full(
+        (7, N), -1, np.int32
+    )
+    max_g, log_prob, log_norm = np.zeros((3, N))
+    label[0] = depth[0] = 0
+    return Prefixes(
+        *(parent, label, depth, first_child, next_sibling),
+        np.empty((N, L, H), kind),
+        np.empty((N, L, H), kind),
+        np.empty((N, num_outputs), kind),
+        max_g,
+        np.empty((N, num_outputs)),
+        np.zeros((N, num_outputs if fused else 0)),
+        *(frame, log_prob, norm_frame, log_norm),
+    )
+
+
+# --- The trie -----------------------------------------------------------------------------------
+
+
+@compiled
+def child_of(node, label, prefixes):
+    """The node of y+k, or -1."""
+    child = prefixes.first_child[node]
+    while child >= 0 and prefixes.label[child] != label:
+        child = prefixes.next_sibling[child]
+    return child
+
+
+@compiled
+def add_child(node, parent, label, prefixes):
+    """Make `node` that of y+k."""
+    prefixes.parent[node], prefixes.label[node] = parent, label
+    prefixes.depth[node] = prefixes.depth[parent] + 1
+    prefixes.first_child[node] = -1
+    prefixes.next_sibling[node] = prefixes.first_child[parent]
+    prefixes.first_child[parent] = node
+    prefixes.frame[node] = prefixes.norm_frame[node] = -1
+
+
+@compiled
+def precedes(a, b, prefixes):
+    """Whether the labels of node a come before those of b in lexicographic order."""
+    parent, depth = prefixes.parent, prefixes.depth
+    shorter = depth[a] < depth[b]
+    while depth[a] > depth[b]:
+        a = parent[a]
+    while depth[b] > depth[a]:
+        b = parent[b]
+    if a == b:
+        return shorter
+    while parent[a] != parent[b]:
+        a, b = parent[a], parent[b]
+    return prefixes.label[a] < prefixes.label[b]
+
+
+@compiled
+def by_depth(nodes, depth):
+    """The nodes, shortest first: a sort by counting."""
+    deepest = 0
+    for node in nodes:
+        deepest = max(deepest, depth[node])
+    places = np.zeros(deepest + 2, np.int64)
+    for node in nodes:
+        places[depth[node] + 1] += 1
+    places = places.cumsum()
+    ordered = np.empty_like(nodes)
+    for node in nodes:
+        ordered[places[depth[node]]] = node
+        places[depth[node]] += 1
+    return ordered
+
+
+@compiled
+def grown(array, size):
+    larger = np.empty((size, *array.shape[1:]), array.dtype)
+    larger[: array.shape[0]] = array
+    return larger
+
+
+@compiled
+def prefixes_for(size, prefixes):
+    """The prefixes with room for `size`."""
+    if size <= prefixes.parent.size:
+        return prefixes
+    size *= 2
+    return Prefixes(
+        grown(prefixes.parent, size), grown(prefixes.label, size),
+        grown(prefixes.depth, size), grown(prefixes.first_child, size),
+        grown(prefixes.next_sibling, size), grown(prefixes.h, size),
+        grown(prefixes.s, size), grown(prefixes.g, size), grown(prefixes.max_g, size),
+        grown(prefixes.exp_g, size), grown(prefixes.log_fused, size),
+        grown(prefixes.frame, size), grown(prefixes.log_prob, size),
+        grown(prefixes.norm_frame, size), grown(prefixes.log_norm, size),
+    )  # fmt: skip
+
+
+# --- Probabilities ------------------------------------------------------------------------------
+
+
+@compiled
+def _step_share(share, starts, weights, prefixes):
+    first, last = starts[share], starts[share + 1]
+    step_prefixes(
+        first, last, weights, prefixes.parent, prefixes.label, prefixes.h, prefixes.s, prefixes.g
+    )
+    for node in range(first, last):
+        _exponentials(prefixes.g[node], prefixes.max_g, prefixes.exp_g, node)
+
+
+_share_steps = sharing(_step_share)
+
+
+@compiled
+def step_new(first, last, weights, prefixes, teams):
+    """The prediction network's step to each of the prefixes first to last-1."""
+    team = teams[1] if last - first >= 2 * MIN_ROWS else teams[0]
+    _share_steps(team, (_evenly(first, last, team[0]), weights, prefixes))
+
+
+@compiled
+def _exponentials(x, max_x, exp_x, row):
+    """max_x[row] and exp_x[row] of the numbers x, for sums that neither overflow nor vanish."""
+    largest = -np.inf
+    for k in range(x.size):
+        largest = max(largest, x[k])
+    largest = 0.0 if largest == -np.inf else np.float64(largest)
+    max_x[row] = largest
+    for k in range(x.size):
+        exp_x[row, k] = math.exp(x[k] - largest)
+
+
+@compiled
+def exponentials(f):
+    """The two that `Transcription` has beside f."""
+    max_f, exp_f = np.empty(f.shape[0]), np.empty(f.shape)
+    for t in range(f.shape[0]):
+        _exponentials(f[t], max_f, exp_f, t)
+    return max_f, exp_f
+
+
+@compiled
+def log_norms(first, last, nodes, prefixes, transcription, t):
+    """ln Σ exp(f_t^k + g^k) over k (Eq. 13) of some nodes, by products where that is exact."""
+    f, max_f = transcription.exp_f[t], transcription.max_f[t]
+    g, max_g = prefixes.exp_g, prefixes.max_g
+    norm_frame, log_norm, K1 = prefixes.norm_frame, prefixes.log_norm, transcription.f.shape[1]
+    fours = K1 // 4 * 4
+    for i in range(first, last):
+        node = nodes[i]
+        if norm_frame[node] == t:
+            continue
+        a = b = c = d = 0.0  # four sums, that none waits for the others
+        for k in range(0, fours, 4):
+            a += f[k] * g[node, k]
+            b += f[k + 1] * g[node, k + 1]
+            c += f[k + 2] * g[node, k + 2]
+            d += f[k + 3] * g[node, k + 3]
+        for k in range(fours, K1):
+            a += f[k] * g[node, k]
+        total = (a + b) + (c + d)
+        if total >= K1 * SMALLEST_TERM:
+            log_norm[node] = max_f + max_g[node] + math.log(total)
+        else:
+            log_norm[node] = _log_norm_directly(transcription.f[t], prefixes.g[node])
+        norm_frame[node] = t
+
+
+@compiled
+def _log_norm_directly(f, g):
+    """The same where f and g disagree; inf, which makes Pr(k) zero, where no k is possible."""
+    largest, total = -np.inf, 0.0
+    for k in range(f.size):
+        largest = max(largest, f[k] + g[k])
+    if largest == -np.inf:
+        return np.inf
+    for k in range(f.size):
+        total += math.exp(f[k] + g[k] - largest)
+    return largest + math.log(total)
+
+
+@compiled
+def _norm_share(share, starts, nodes, prefixes, transcription, t):
+    log_norms(starts[share], starts[share + 1], nodes, prefixes, transcription, t)
+
+
+_share_norms = sharing(_norm_share)
+
+
+@compiled
+def normalise(nodes, prefixes, transcription, t, teams):
+    """`log_norm` of some nodes, for frame t."""
+    team = teams[1] if nodes.size >= 2 * MIN_NORMS else teams[0]
+    starts = _evenly(0, nodes.size, team[0])
+    _share_norms(team, (starts, nodes, prefixes, transcription, t))
+
+
+@compiled
+def log_label(node, label, prefixes, transcription, t):
+    """ln Pr(k|y,t), and what is fused with it."""
+    log_label = transcription.f[t, label] + prefixes.g[node, label] - prefixes.log_norm[node]
+    if prefixes.log_fused.shape[1] > 0:
+        log_label += prefixes.log_fused[node, label]
+    return log_label
+
+
+@compiled
+def add(a, b):
+    """ln(e^a + e^b), a not -inf."""
+    return max(a, b) + math.log1p(math.exp(-abs(a - b)))
+
+
+@compiled
+def _evenly(first, last, num_shares):
+    """Where each share of first to last-1 starts, and the last one's end."""
+    starts = np.empty(num_shares + 1, np.int64)
+    for i in range(num_shares + 1):
+        starts[i] = first + (last - first) * i // num_shares
+    return starts

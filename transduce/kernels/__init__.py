@@ -1,0 +1,1 @@
+"""What the backends stand on: the choice of one, Numba's helpers, NVRTC."""

@@ -1,0 +1,272 @@
+"""Products of matrices whose sums stay in registers: the tile is written in LLVM vectors.
+
+The kernels below take addresses rather than arrays, so that one compilation serves views of all
+strides. `like` is any array of the numbers' type; strides count numbers, not bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from transduce.kernels.simd.options import VECTOR_BYTES, compiled, intrinsic
+
+MAX_ROWS = 6  # 6 x 2 sums, 2 weights and 1 broadcast fill 15 of AVX2's 16 registers
+DEPTH = 256  # how many terms of a product are summed before its panel leaves the first cache
+
+
+@intrinsic
+def apart(typing_context):
+    """Keep the function that calls this out of its callers: it is compiled once, and well."""
+
+    def codegen(context, builder, signature, args):
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def _address(typing_context, array):
+    def codegen(context, builder, signature, args):
+        data = context.make_array(array)(context, builder, args[0]).data
+        return builder.ptrtoint(data, context.get_value_type(types.intp))
+
+    return types.intp(array), codegen
+
+
+@intrinsic
+def _load(typing_context, like, address):
+    def codegen(context, builder, signature, args):
+        number = context.get_data_type(like.dtype)
+        return builder.load(builder.inttoptr(args[1], number.as_pointer()))
+
+    return like.dtype(like, types.intp), codegen
+
+
+@intrinsic
+def _store(typing_context, like, address, value):
+    def codegen(context, builder, signature, args):
+        number = context.get_data_type(like.dtype)
+        builder.store(args[2], builder.inttoptr(args[1], number.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(like, types.intp, like.dtype), codegen
+
+
+def _tile(rows: int, columns: int) -> Any:
+    """c (+)= a b for `rows` rows of a and `columns` vectors of b, the sums held in registers.
+
+    The number of a in row r at depth k is r * a_row + k * a_depth from a; vector j of b at depth k
+    begins j * b_column + k * b_depth from b; the results of row r are contiguous, r * c_row from c.
+    """
+
+    @intrinsic
+    def tile(
+        typing_context, like, a, a_row, a_depth, b, b_column, b_depth, depth, c, c_row, accumulate
+    ):  # fmt: skip
+        signature = types.void(like, *[types.intp] * 9, types.boolean)
+
+        def codegen(context, builder, signature, args):
+            number = context.get_data_type(like.dtype)
+            size = context.get_abi_sizeof(number)  # the alignment too: rows begin anywhere
+            lanes = VECTOR_BYTES // size
+            vector = ir.VectorType(number, lanes)
+            fma_type = ir.FunctionType(vector, [vector] * 3)
+            fma_name = f"llvm.fma.v{lanes}f{8 * size}"
+            fma = cgutils.get_or_insert_function(builder.module, fma_type, fma_name)
+
+            def count(n):
+                return context.get_constant(types.intp, n)
+
+            def at(address, steps, stride, kind):
+                """The address `steps` strides on, as a pointer to numbers or to vectors."""
+                numbers = builder.mul(builder.mul(steps, stride), count(size))
+                return builder.inttoptr(builder.add(address, numbers), kind.as_pointer())
+
+            def splat(x):
+                undefined = ir.Constant(vector, ir.Undefined)
+                mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+                one = builder.insert_element(undefined, x, ir.Constant(ir.IntType(32), 0))
+                return builder.shuffle_vector(one, undefined, mask)
+
+            def offset(address, steps, stride):
+                return builder.ptrtoint(at(address, count(steps), stride, number), address.type)
+
+            _, a, a_row, a_depth, b, b_column, b_depth, depth, c, c_row, accumulate = args
+            a_rows = [offset(a, r, a_row) for r in range(rows)]
+            b_columns = [offset(b, j, b_column) for j in range(columns)]
+            # LLVM makes registers of these, because nothing else sees their addresses.
+            zero = ir.Constant(vector, [0.0] * lanes)
+            sums = [
+                [cgutils.alloca_once(builder, vector) for _ in range(columns)] for _ in range(rows)
+            ]
+            for cells in sums:
+                for cell in cells:
+                    builder.store(zero, cell)
+            with cgutils.for_range(builder, depth) as loop:
+                weights = [
+                    builder.load(at(column, loop.index, b_depth, vector), align=size)
+                    for column in b_columns
+                ]
+                for row, cells in zip(a_rows, sums, strict=True):
+                    x = splat(builder.load(at(row, loop.index, a_depth, number)))
+                    for weight, cell in zip(weights, cells, strict=True):
+                        builder.store(builder.call(fma, [x, weight, builder.load(cell)]), cell)
+            for r, cells in enumerate(sums):
+                row = offset(c, r, c_row)
+                for j, cell in enumerate(cells):
+                    pointer = at(row, count(j), count(lanes), vector)
+                    with builder.if_else(accumulate) as (then, otherwise):
+                        with then:
+                            old = builder.load(pointer, align=size)
+                            new = builder.fadd(old, builder.load(cell))
+                            builder.store(new, pointer, align=size)
+                        with otherwise:
+                            builder.store(builder.load(cell), pointer, align=size)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return tile
+
+
+_tile_1, _tile_2, _tile_3, _tile_4, _tile_5, _tile_6 = (_tile(rows, 1) for rows in range(1, 7))
+_tile_1_by_4, _tile_2_by_2 = _tile(1, 4), _tile(2, 2)
+
+
+@compiled
+def _rows_by_vector(like, rows, a, a_row, a_depth, b, b_depth, depth, c, c_row, accumulate):
+    """Up to MAX_ROWS rows of a times one vector's width of b."""
+    apart()
+    if rows == 6:
+        _tile_6(like, a, a_row, a_depth, b, 0, b_depth, depth, c, c_row, accumulate)
+    elif rows == 5:
+        _tile_5(like, a, a_row, a_depth, b, 0, b_depth, depth, c, c_row, accumulate)
+    elif rows == 4:
+        _tile_4(like, a, a_row, a_depth, b, 0, b_depth, depth, c, c_row, accumulate)
+    elif rows == 3:
+        _tile_3(like, a, a_row, a_depth, b, 0, b_depth, depth, c, c_row, accumulate)
+    elif rows == 2:
+        _tile_2(like, a, a_row, a_depth, b, 0, b_depth, depth, c, c_row, accumulate)
+    elif rows == 1:
+        _tile_1(like, a, a_row, a_depth, b, 0, b_depth, depth, c, c_row, accumulate)
+
+
+@compiled
+def pack(matrix, num_columns, packed):
+    """Lay a matrix [depth, columns] out as panels [num_columns / lanes, depth, lanes].
+
+    num_columns is a multiple of the lanes; what it has more than the matrix becomes zero.
+    """
+    depth, columns = matrix.shape
+    lanes = VECTOR_BYTES // matrix.itemsize
+    packed[:] = 0
+    for j in range(0, columns, lanes):
+        for k in range(depth):
+            at = j * depth + k * lanes
+            for column in range(min(lanes, columns - j)):
+                packed[at + column] = matrix[k, j + column]
+
+
+@compiled
+def multiply_packed(a, rows, packed, num_columns, c, accumulate):
+    """c[:rows] = a[:rows] b, or += it, with b packed, its depth a's width; few rows, b read once.
+
+    Rows of a and c are contiguous. One row alone waits for b, so it takes four vectors at once.
+    """
+    apart()
+    depth, size = a.shape[1], a.itemsize
+    a_row = a.strides[0] // size
+    lanes = VECTOR_BYTES // size
+    num_panels, panel = num_columns // lanes, depth * lanes
+    like = np.empty(0, a.dtype)
+    row = 0
+    while row < rows:
+        left = rows - row
+        tall = min(left, MAX_ROWS)
+        if MAX_ROWS < left < 2 * MAX_ROWS:
+            tall = (left + 1) // 2  # 7 as 4 + 3: one row alone is the slowest
+        wide = 4 if tall == 1 else 2 if tall == 2 else 1
+        a_at = _address(a) + row * a_row * size
+        j = 0
+        while j < num_panels:
+            b_at = _address(packed) + j * panel * size
+            c_at = _address(c) + (row * num_columns + j * lanes) * size
+            if wide == 4 and j + 4 <= num_panels:
+                _tile_1_by_4(like, a_at, a_row, 1, b_at, panel, lanes, depth, c_at, 0, accumulate)
+                j += 4
+            elif wide == 2 and j + 2 <= num_panels:
+                _tile_2_by_2(
+                    like, a_at, a_row, 1, b_at, panel, lanes, depth, c_at, num_columns, accumulate
+                )
+                j += 2
+            else:
+                _rows_by_vector(
+                    like, tall, a_at, a_row, 1, b_at, lanes, depth, c_at, num_columns, accumulate
+                )
+                j += 1
+        row += tall
+
+
+@compiled
+def _multiply(
+    like, rows, depth, columns, a, a_row, a_depth, b, b_row, b_column, c, c_row, accumulate
+):  # fmt: skip
+    """c = a b, or c += a b, for all rows and columns and at most DEPTH terms."""
+    apart()
+    size = like.itemsize
+    lanes = VECTOR_BYTES // size
+    panel = np.empty(depth * lanes, like.dtype)
+    edge = np.empty(MAX_ROWS * lanes, like.dtype)
+    for j in range(0, columns, lanes):
+        width = min(lanes, columns - j)
+        whole = width == lanes
+        b_at, b_depth = b + j * b_column * size, b_row
+        if not whole or b_column != 1:  # a whole vector of b in one piece is read in place
+            for k in range(depth):
+                for column in range(lanes):
+                    value = panel.dtype.type(0)
+                    if column < width:
+                        value = _load(like, b_at + (k * b_row + column * b_column) * size)
+                    panel[k * lanes + column] = value
+            b_at, b_depth = _address(panel), lanes
+        for row in range(0, rows, MAX_ROWS):
+            tall = min(MAX_ROWS, rows - row)
+            a_at, c_at = a + row * a_row * size, c + (row * c_row + j) * size
+            if whole:
+                _rows_by_vector(
+                    like, tall, a_at, a_row, a_depth, b_at, b_depth, depth, c_at, c_row, accumulate
+                )
+                continue
+            _rows_by_vector(
+                like, tall, a_at, a_row, a_depth, b_at, b_depth, depth, _address(edge), lanes, False
+            )
+            for r in range(tall):
+                for column in range(width):
+                    value, place = edge[r * lanes + column], c_at + (r * c_row + column) * size
+                    _store(like, place, value + _load(like, place) if accumulate else value)
+
+
+@compiled
+def multiply(a, b, c, accumulate):
+    """c = a b, or c += a b; views of any strides, c's rows contiguous."""
+    rows, depth = a.shape
+    columns = b.shape[1]
+    size = a.itemsize
+    a_row, a_depth = a.strides[0] // size, a.strides[1] // size
+    b_row, b_column = b.strides[0] // size, b.strides[1] // size
+    like = np.empty(0, a.dtype)
+    if depth == 0 and not accumulate:
+        c[:] = 0
+    for k in range(0, depth, DEPTH):
+        _multiply(
+            like, rows, min(DEPTH, depth - k), columns,
+            _address(a) + k * a_depth * size, a_row, a_depth,
+            _address(b) + k * b_row * size, b_row, b_column,
+            _address(c), c.strides[0] // size, accumulate or k > 0,
+        )  # fmt: skip

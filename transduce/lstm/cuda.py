@@ -1,0 +1,242 @@
+"""The peephole LSTM on the GPU: CUDA C++ compiled by NVRTC, and cuBLAS's products (Eqs. 4-8).
+
+The inputs' part of all sums is one product before the loop over the frames, and the weights'
+gradients are products after it; the loop itself is one kernel, which keeps the recurrent weights on
+the chip. Triton cannot keep them there from frame to frame, nor let one block wait for another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from transduce.kernels.nvrtc import (
+    Kernel,
+    aligned,
+    current,
+    kernels,
+    set_all_bits,
+    shared_memory,
+    without_autocast,
+)
+
+SOURCE = Path(__file__).with_name("lstm.cu").read_text()
+HELPERS = ("look_up", "look_up_gradient", "without_padding")
+NAMES = {1: ("lstm_forward", *HELPERS), 4: ("lstm_backward", *HELPERS)}
+THREADS = 256  # of a block, as in lstm.cu
+UNITS = (64, 32, 16, 8)  # that a block may have
+REGISTERS = 128  # for weights, of the 255 that a thread has
+CHUNKS = {1: (8, 4, 2, 1), 4: (4, 2, 1)}  # of sequences; more would leave the registers
+WAIT = 16_000  # for a chunk's turn: as long as so many terms of a unit's sum
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a layer's units and sequences are spread over the blocks, one way through time."""
+
+    parts: int  # numbers a unit sends to the others: 1 on the way forward, 4 on the way back
+    units: int  # of a block
+    blocks: int  # that have all units between them
+    rows: int  # sequences of such a group of blocks
+    groups: int  # of a direction
+    chunk: int  # of the rows, at a time
+    resident: bool  # whether the weights stay in registers
+    directions: int  # at once
+    width: int  # the units, padded to whole vectors
+
+    def shared(self, size: int) -> int:
+        """Bytes of shared memory: two buffers and the lengths."""
+        rows = -(-self.rows // self.chunk) * self.chunk
+        return size * 2 * self.chunk * self.parts * self.width + 4 * rows
+
+
+@cache
+def plan(parts: int, B: int, D: int, H: int, size: int, processors: int, shared: int) -> Plan:
+    """The plan with the least work for a block, for numbers of so many bytes, on a GPU of so many
+    multiprocessors, each with so many bytes of shared memory."""
+    plans = []
+    for units in UNITS:
+        lanes, blocks = THREADS // units, -(-H // units)
+        width = -(-H // (4 * lanes)) * 4 * lanes
+        directions = D if D * blocks <= processors else 1
+        groups = min(B, processors // (directions * blocks))
+        if groups == 0:
+            continue
+        rows = -(-B // groups)
+        resident = 4 * width // lanes * (size // 4) <= REGISTERS
+        for chunk in (c for c in CHUNKS[parts] if c <= lanes and c < 2 * rows):
+            p = Plan(parts, units, blocks, rows, -(-B // rows), chunk, resident, directions, width)
+            if p.shared(size) <= shared:
+                plans.append(p)
+    if not plans:
+        raise ValueError(
+            f"a layer of {H} units and {B} sequences is too large for a GPU of {processors} "
+            "multiprocessors; make it, or the batch, smaller"
+        )
+
+    def work(p: Plan) -> tuple[bool, int, int]:
+        # A chunk's turn costs WAIT beside its products, in units' terms of a sequence.
+        turns = -(-D // p.directions) * -(-p.rows // p.chunk)
+        return not p.resident, turns * (p.chunk * p.units * p.width + WAIT), p.blocks
+
+    return min(plans, key=work)
+
+
+def options(p: Plan, H: int, dtype: torch.dtype) -> tuple[str, ...]:
+    """The compiler's."""
+    number = ("-DDOUBLE", "-Dreal=double") if dtype == torch.float64 else ("-Dreal=float",)
+    sizes = (f"-DH={H}", f"-DV={p.units}", f"-DRC={p.chunk}", f"-DPARTS={p.parts}")
+    return *number, *sizes, f"-DRESIDENT={int(p.resident)}"
+
+
+class _Run:
+    """The kernels for a layer of a size, one way through time, and their launches."""
+
+    def __init__(self, parts: int, B: int, N: int, D: int, H: int, like: Tensor) -> None:
+        device = like.get_device()
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self.size, self.sizes = like.element_size(), (B, N, D)
+        self.plan = plan(parts, B, D, H, self.size, processors, shared_memory(device))
+        loaded = kernels(SOURCE, options(self.plan, H, like.dtype), NAMES[parts], device)
+        self.kernels: dict[str, Kernel] = dict(zip(NAMES[parts], loaded, strict=True))
+
+    def through_time(self, *arguments: Tensor | None) -> None:
+        p = self.plan
+        for first in range(0, self.sizes[2], p.directions):
+            self.kernels[NAMES[p.parts][0]](
+                (p.directions * p.groups * p.blocks, 1),
+                THREADS,
+                (*arguments, *self.sizes, p.rows, p.groups, first),
+                shared=p.shared(self.size),
+                together=True,
+            )
+
+    def __call__(self, name: str, grid: tuple[int, int], *arguments: Tensor | int | None) -> None:
+        self.kernels[name](grid, THREADS, arguments)
+
+
+def layer(
+    x: Tensor,
+    lengths: Tensor | None,
+    input_weights: Tensor,
+    hidden_weights: Tensor,
+    peepholes: Tensor,
+    biases: Tensor,
+    h: Tensor | None,
+    s: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One layer of D directions: its outputs [B, N, D H] and the last h and s, each [D, B, H]."""
+    arguments = (x, lengths, input_weights, hidden_weights, peepholes, biases, h, s)
+    if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in arguments):
+        result: tuple[Tensor, Tensor, Tensor] = _Layer.apply(*arguments)  # type: ignore[no-untyped-call]
+        return result
+    results, _ = _forward(*arguments, with_gradients=False)
+    return results
+
+
+def _wide(a: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """As the kernels take it."""
+    return None if a is None else aligned(a if a.dtype == dtype else a.to(dtype))
+
+
+def _forward(
+    x: Tensor,
+    lengths: Tensor | None,
+    *weights_and_state: Tensor | None,
+    with_gradients: bool,
+) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor | None, ...]]:
+    """The results, and what the way back needs."""
+    dtype = weights_and_state[0].dtype  # type: ignore[union-attr]
+    wide = torch.promote_types(dtype, torch.float32)
+    tensors = [_wide(a, wide) for a in weights_and_state]
+    input_weights, hidden_weights, peepholes, biases = cast(list[Tensor], tensors[:4])
+    h, s = tensors[4:]
+    x = cast(Tensor, _wide(x, wide if x.is_floating_point() else torch.int64))
+    (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
+    H = columns // 4
+    with current(x.device), without_autocast():
+        run = _Run(1, B, N, D, H, biases)
+        if x.ndim == 2:
+            gates = biases.new_empty(B * N, D * columns)
+            run(
+                "look_up", (B * N, 1),
+                x, lengths, input_weights, biases, gates, N, D * columns, inputs,
+            )  # fmt: skip
+        else:
+            rows = x.view(B * N, inputs)
+            gates = torch.addmm(biases.view(-1), rows, input_weights.view(-1, inputs).T)
+        output = biases.new_empty(B, N, D * H)
+        set_all_bits(output)
+        states = biases.new_empty(B, N, D, H) if with_gradients else None
+        last_h, last_s = biases.new_empty(D, B, H), biases.new_empty(D, B, H)
+        run.through_time(
+            gates, hidden_weights, peepholes, lengths, h, s, output, states, last_h, last_s,
+        )  # fmt: skip
+    saved = (x, lengths, input_weights, hidden_weights, peepholes, h, s, gates, states, output)
+    results = (output, last_h, last_s)
+    if dtype != wide:
+        results = (output.to(dtype), last_h.to(dtype), last_s.to(dtype))
+    return results, saved
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Tensor) -> tuple[Tensor, ...]:
+        results, saved = _forward(*arguments, with_gradients=True)
+        ctx.save_for_backward(*saved)
+        ctx.dtype = results[0].dtype
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, lengths, input_weights, hidden_weights, peepholes, h, s, gates, states, output = (
+            ctx.saved_tensors
+        )
+        (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
+        H, num_rows = columns // 4, B * N
+        with current(x.device), without_autocast():
+            run = _Run(4, B, N, D, H, peepholes)
+            grad_sums = peepholes.new_empty(num_rows, D, columns)
+            set_all_bits(grad_sums)
+            before = peepholes.new_empty(num_rows, D, H)
+            grad_h, grad_s = peepholes.new_empty(D, B, H), peepholes.new_empty(D, B, H)
+            rest = peepholes.new_empty(run.plan.groups, D, 7, H)
+            transposed = hidden_weights.view(D, 4, H, H).transpose(2, 3).contiguous()
+            run.through_time(
+                gates, transposed, peepholes, lengths, h, s, output, states,
+                *(_wide(a, peepholes.dtype) for a in upstream),
+                grad_sums, before, grad_h, grad_s, rest,
+            )  # fmt: skip
+            # A product for each direction: cuBLAS splits a long sum, but not in a batch of them.
+            grad_hidden = torch.empty_like(hidden_weights)
+            for d in range(D):
+                torch.mm(grad_sums[:, d].T, before[:, d], out=grad_hidden[d])
+            sums = rest.sum(0)
+            flat, grad_x = grad_sums.view(num_rows, D * columns), None
+            if x.ndim == 2:
+                grad_input = torch.empty_like(input_weights)
+                run(
+                    "look_up_gradient", (inputs, -(-D * columns // THREADS)),
+                    x, flat, grad_input, num_rows, D * columns, inputs,
+                )  # fmt: skip
+            else:
+                clean = x
+                if lengths is not None:
+                    clean = torch.empty_like(x)
+                    run(
+                        "without_padding", (-(-x.numel() // THREADS), 1),
+                        x, lengths, clean, N, inputs, x.numel(),
+                    )  # fmt: skip
+                grad_input = (flat.T @ clean.view(num_rows, inputs)).view_as(input_weights)
+                if ctx.needs_input_grad[0]:
+                    grad_x = (flat @ input_weights.view(-1, inputs)).view_as(x).to(ctx.dtype)
+        grads = [grad_input, grad_hidden, sums[:, :3], sums[:, 3:].flatten(1), grad_h, grad_s]
+        given = len(grads) if h is not None else len(grads) - 2
+        return grad_x, None, *(grad.to(ctx.dtype) for grad in grads[:given]), *[None] * (6 - given)

@@ -1,0 +1,1 @@
+"""A trained network: its file, its inputs, its transcripts."""

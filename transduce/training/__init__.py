@@ -1,0 +1,1 @@
+"""One loop that trains any of the networks."""

@@ -1,0 +1,464 @@
+"""One loop that trains any of the three networks, on Lightning Fabric.
+
+A step's noise, masks and dropout are drawn from its own seed, so that the random state of a run is
+the number of its steps, and a run that goes on after a kill is the run that was never stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from lightning_fabric import Fabric
+from rich.console import Console
+from torch import Tensor, nn
+
+from transduce.architectures import Network, build_network
+from transduce.data.batches import Batch, Batches, Example, NetworkSizes, predicted_bytes
+from transduce.data.pairs import skipped_report
+from transduce.evaluation import bits_per_label, misclassified
+from transduce.files import write_by_rename
+from transduce.lstm.layer import INITIAL_RANGE
+from transduce.model.checkpoint import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    Standing,
+    TrainedModel,
+    load_model,
+    load_network_tensors,
+    network_tensors,
+    read_tensors,
+    save_model,
+    write_tensors,
+)
+from transduce.settings import flat_settings, settings_from
+from transduce.training.corpus import Corpus, read_corpus
+from transduce.training.losses import consistent_losses, ctc_can_align, sequence_losses
+from transduce.training.pretraining import (
+    PretrainingError,
+    check_direction,
+    copy_prediction,
+    copy_transcription,
+)
+from transduce.training.progress import Progress
+from transduce.training.recipe import Recipe, TrainConfig, read_recipe, recipe_toml
+from transduce.training.regularisation import Averages, spec_augment, weight_noise
+
+LAST_FILE, METRICS_FILE = "last.safetensors", "metrics.jsonl"
+STATE = "the state of a run"
+# What may change when a run goes on: how long it goes, and where.
+MAY_CHANGE = {"max_epochs", "patience", "save_every", "device", "devices", "machines"}
+
+# The error rate of a model on the validation set; the transducer's and CTC's need a decoder.
+Validate = Callable[[TrainedModel, Sequence[Example]], float]
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot begin or go on: one sentence with what to do."""
+
+
+class NonFiniteLoss(TrainingError):
+    """A loss that is no number, with the names of the pairs it is of."""
+
+
+@dataclass(frozen=True)
+class _Position:
+    """Where a run stands: with weights and optimiser, all that its future depends on."""
+
+    epoch: int = 0  # complete ones
+    batch: int = 0  # steps taken of the next one
+    step: int = 0  # steps taken in all
+    nats: float = 0.0  # the loss of the epoch so far
+    labels: int = 0  # that it is shared by
+    best_epoch: int = 0  # after which the validation was best
+    best: float | None = None  # what it then was
+    metrics_bytes: int = 0  # how much of metrics.jsonl there was
+
+    def after(self, nats: float, labels: int) -> _Position:
+        """One step on."""
+        nats, labels = self.nats + nats, self.labels + labels
+        return replace(self, batch=self.batch + 1, step=self.step + 1, nats=nats, labels=labels)
+
+
+def fit(
+    recipe: Recipe,
+    run_folder: Path,
+    *,
+    corpus: Corpus | None = None,  # read from recipe.data if not given
+    resume: bool = False,
+    validate: Validate | None = None,
+    progress: Progress | None = None,
+) -> TrainedModel:
+    """Trains the recipe's network, and returns the best model, that of run/model.safetensors.
+
+    With `resume`, a run that was stopped goes on, to the same end; otherwise the folder must not
+    hold one. `validate` may be left out if the log-loss decides when to stop. A prediction network
+    needs none: its error rate is that of the next label.
+    """
+    config, kind = recipe.train, recipe.network.network
+    if config.stop_at == "error_rate" and validate is None and kind != "prediction":
+        raise TrainingError("train.stop_at is error_rate, but there is no `validate` to ask")
+    if config.consistency and not (recipe.network.dropout or config.spec_augment.num_masks):
+        raise TrainingError(
+            "train.consistency compares what a network says of a sequence under two draws of "
+            "dropout or masks, and there are none; set network.dropout, or train.consistency to 0"
+        )
+    _check_folder(recipe, run_folder, resume)
+    processes = config.devices * config.machines
+    fabric = Fabric(
+        accelerator=config.device,
+        devices=config.devices,
+        num_nodes=config.machines,
+        strategy="ddp" if processes > 1 else "auto",
+        precision="bf16-mixed" if config.precision == "bf16-mixed" else "32-true",
+    )
+    fabric.launch()
+    if progress is None or not fabric.is_global_zero:
+        progress = Progress(Console(quiet=not fabric.is_global_zero))
+    if corpus is None:
+        corpus = read_corpus(recipe.data, targets_only=kind == "prediction")
+        if corpus.skipped:
+            progress.say(skipped_report(corpus.skipped, len(corpus.training)))
+    run = _Run(recipe, run_folder, corpus, fabric, validate, progress)
+    with progress, _products_in(config.precision):
+        run.train(resume)
+    fabric.barrier()
+    return load_model(run_folder)
+
+
+class _Run:
+    """A run under way: the network, its optimiser, and where they stand."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        corpus: Corpus,
+        fabric: Fabric,
+        validate: Validate | None,
+        progress: Progress,
+    ) -> None:
+        self.recipe, self.folder, self.corpus = recipe, folder, corpus
+        self.fabric, self.validate, self.progress = fabric, validate, progress
+        self.config, self.kind = recipe.train, recipe.network.network
+        self.copies = 2 if self.config.consistency else 1  # of each sequence in a step
+        training, validation = list(corpus.training), list(corpus.validation)
+        if self.kind == "ctc":
+            training, validation = self._possible(training), self._possible(validation)
+        limits = {"pooling": recipe.network.pooling, "max_cells": self.config.max_cells}
+        sequences = self.config.max_sequences
+        seed = self.config.seed
+        self.batches = Batches(training, seed=seed, max_sequences=sequences, **limits)
+        self.validation = Batches(validation, seed=seed, max_sequences=64, **limits)
+        self.plain = self._initial_network()
+        optimiser = _optimiser(self.plain, self.config)
+        self.network, self.optimiser = fabric.setup(self.plain, optimiser)
+        self.weights = list(self.plain.parameters())
+        self.averages = Averages(self.weights, self.config.averaging)
+        self.generator = torch.Generator(fabric.device)
+        self.position = _Position()
+        self.metrics = b""
+        self.board = self._tensorboard()
+
+    def train(self, resume: bool) -> None:
+        """The loop: epochs of steps, a validation after each."""
+        if resume and (self.folder / LAST_FILE).is_file():
+            self._load()
+        else:
+            self._write(CONFIG_FILE, recipe_toml(self.recipe).encode())
+            self._save()
+        self.progress.say(self._memory())
+        while not self._finished():
+            at = self.position
+            order = self.batches.epoch(at.epoch)
+            self.progress.start_epoch(at.epoch + 1, len(order), at.batch)
+            begun = time.monotonic()
+            for ids in order[at.batch :]:
+                nats, labels = self._step(ids, len(order))
+                at = self.position = at.after(nats, labels)
+                self.progress.step(len(ids), bits_per_label(at.nats, at.labels))
+                if self.config.save_every and at.step % self.config.save_every == 0:
+                    self._save()
+            with self.averages.in_place():
+                self._end_epoch(time.monotonic() - begun)
+            self._save()
+
+    def _step(self, ids: Sequence[int], num_steps: int) -> tuple[float, int]:
+        """One update of the weights; the summed loss of its sequences, and their labels.
+
+        The sequences are shared among the processes. The gradient is that of the mean over all.
+        """
+        config, fabric = self.config, self.fabric
+        mine, share = list(ids[fabric.global_rank :: fabric.world_size]), 1.0
+        if not mine:  # a process must take part in every step: with a sequence that counts nothing
+            mine, share = list(ids[:1]), 0.0
+        batch = next(self.batches.load([mine])).to(fabric.device)
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate(config, self.position.step, self._passed(num_steps))
+        # Every process has the same noise, and its own masks and dropout.
+        seed, step = config.seed, self.position.step
+        self.generator.manual_seed(step_seed(seed, step, "noise"))
+        torch.manual_seed(step_seed(seed, step, f"masks {fabric.global_rank}"))
+        views = spec_augment(batch, config.spec_augment, copies=self.copies)
+        self.network.train()
+        with weight_noise(self.weights, config.weight_noise, self.generator):
+            if self.copies == 2:
+                losses, apart = consistent_losses(self.network, self.recipe.network, views)
+                objective = losses + config.consistency * apart
+            else:
+                objective = losses = sequence_losses(self.network, self.recipe.network, views)
+            nats = float(
+                cast(Tensor, fabric.all_reduce(share * losses.detach().sum(), reduce_op="sum"))
+            )
+            if not math.isfinite(nats):
+                raise self._non_finite(batch, losses)
+            # Fabric takes the mean of the processes' gradients.
+            fabric.backward(objective.sum() * (share * fabric.world_size / len(ids)))
+        if config.clip is not None:
+            fabric.clip_gradients(self.network, self.optimiser, max_norm=config.clip)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        self.averages.update(self.position.step + 1)
+        return nats, sum(self.batches.examples[i].num_labels for i in ids)
+
+    @torch.no_grad()
+    def _validated(self) -> tuple[float, float | None]:
+        """The bits per label and the error rate on the validation set."""
+        fabric = self.fabric
+        self.network.eval()
+        sums = torch.zeros(3, dtype=torch.float64, device=fabric.device)  # nats, labels, mistakes
+        mine = self.validation.in_order()[fabric.global_rank :: fabric.world_size]
+        for batch in self.validation.load(mine):
+            batch = batch.to(fabric.device)
+            sums[0] += sequence_losses(self.plain, self.recipe.network, batch).double().sum()
+            sums[1] += batch.num_labels.sum()
+            if self.kind == "prediction":
+                found = self.plain(batch.labels)
+                sums[2] += misclassified(found, batch.labels, batch.num_labels, with_null=False)
+        nats, labels, wrong = cast(Tensor, fabric.all_reduce(sums, reduce_op="sum")).tolist()
+        error_rate = wrong / labels if self.kind == "prediction" else None
+        if self.validate is not None and fabric.is_global_zero:
+            error_rate = self.validate(self._model(), self.corpus.validation)
+        return bits_per_label(nats, round(labels)), fabric.broadcast(error_rate)
+
+    def _end_epoch(self, seconds: float) -> None:
+        """Validates, keeps the model if it is the best, and writes the metrics."""
+        at, config = self.position, self.config
+        last = at.epoch + 1 == config.max_epochs
+        if (at.epoch + 1) % config.validate_every and not last:
+            self.progress.end_epoch(bits_per_label(at.nats, at.labels), seconds)
+            self.position = replace(at, epoch=at.epoch + 1, batch=0, nats=0.0, labels=0)
+            return
+        bits, error_rate = self._validated()
+        value = error_rate if config.stop_at == "error_rate" else bits
+        if value is None or not math.isfinite(value):
+            raise NonFiniteLoss(
+                f"the validation after epoch {at.epoch + 1} gives {value}; {self._advice()}"
+            )
+        training_bits = bits_per_label(at.nats, at.labels)
+        standing = Standing(at.epoch + 1, at.step, bits, error_rate)
+        is_best = at.best is None or value < at.best
+        if is_best:
+            at = replace(at, best=value, best_epoch=standing.epoch)
+            if self.fabric.is_global_zero:
+                save_model(self._model(standing), self.folder / MODEL_FILE)
+        measured = asdict(standing) | {"training_bits_per_label": training_bits}
+        measured |= {"learning_rate": self.optimiser.param_groups[0]["lr"], "seconds": seconds}
+        self.metrics += json.dumps(measured).encode() + b"\n"
+        self._write(METRICS_FILE, self.metrics)
+        for name, number in measured.items():
+            if self.board is not None and number is not None:
+                self.board.add_scalar(name, number, standing.step)
+        self.progress.end_epoch(training_bits, seconds, bits, error_rate, is_best)
+        self.position = replace(
+            at, epoch=standing.epoch, batch=0, nats=0.0, labels=0, metrics_bytes=len(self.metrics)
+        )
+
+    # --- What is asked of a run ---
+
+    def _finished(self) -> bool:
+        at = self.position
+        return at.epoch >= self.config.max_epochs or (
+            at.epoch - at.best_epoch >= self.config.patience
+        )
+
+    def _passed(self, num_steps: int) -> float:
+        """The share of the longest run that is over."""
+        return (self.position.epoch + self.position.batch / num_steps) / self.config.max_epochs
+
+    def _model(self, standing: Standing | None = None) -> TrainedModel:
+        network, signature = self.recipe.network, self.corpus.signature
+        return TrainedModel(self.plain, network, signature, standing or Standing())
+
+    def _memory(self) -> str:
+        """What the largest step of the first epoch will take."""
+        network, world = self.recipe.network, self.fabric.world_size
+        sizes = NetworkSizes(
+            num_labels=len(self.corpus.signature.targets),
+            **{k: v for k, v in asdict(network).items() if k not in ("network", "backwards")},
+        )
+        shapes = {self.batches.shape(ids) for ids in self.batches.epoch(0)}
+        shared = [(self.copies * -(-B // world), T, U) for B, T, U in shapes]
+        device = self.fabric.device.type
+        largest = max(shared, key=lambda shape: predicted_bytes(shape, sizes, device))
+        megabytes = predicted_bytes(largest, sizes, device) / 2**20
+        B, T, U = largest
+        weights = sum(weights.numel() for weights in self.plain.parameters())
+        return (
+            f"{weights:,} weights; {len(self.batches.examples):,} sequences to learn from; the "
+            f"largest step has {B} of up to {T} frames and {U} labels, and will take about "
+            f"{megabytes:.1f} MB beside the weights"
+        )
+
+    def _possible(self, examples: list[Example]) -> list[Example]:
+        """Those with no more labels, and blanks between equal ones, than CTC has frames for."""
+        fit_in = [e for e in examples if ctc_can_align(e, self.recipe.network.pooling)]
+        if len(fit_in) < len(examples):
+            self.progress.say(
+                f"CTC cannot align {len(examples) - len(fit_in)} of {len(examples)} sequences, "
+                "which have too few frames for their labels; the log-loss is without them"
+            )
+        if not fit_in:
+            raise TrainingError("CTC can align none of the sequences; lower network.pooling")
+        return fit_in
+
+    def _initial_network(self) -> Network:
+        signature = self.corpus.signature
+        torch.manual_seed(self.config.seed)
+        network = build_network(self.recipe.network, signature.input_size, len(signature.targets))
+        with torch.no_grad():
+            for weights in network.parameters():
+                weights.mul_(self.config.initial_range / INITIAL_RANGE)
+        for name, copy in (
+            ("init_transcription", copy_transcription),
+            ("init_prediction", copy_prediction),
+        ):
+            path: Path | None = getattr(self.config, name)
+            try:
+                if path is not None:
+                    pretrained = load_model(path)
+                    check_direction(pretrained, self.recipe.network.backwards)
+                    copy(pretrained, network, signature)
+            except PretrainingError as error:
+                raise TrainingError(f"train.{name}, {path}: {error}") from None
+        return network
+
+    def _non_finite(self, batch: Batch, losses: Tensor) -> NonFiniteLoss:
+        bad = [
+            pair.name
+            for pair, finite in zip(batch.pairs, losses.isfinite().tolist(), strict=True)
+            if not finite
+        ]
+        where = f"step {self.position.step + 1}, in epoch {self.position.epoch + 1}"
+        names = ", ".join(bad) or "sequences in another process"
+        return NonFiniteLoss(f"the loss of {names} is not finite at {where}; {self._advice()}")
+
+    def _advice(self) -> str:
+        return (
+            f"the last good state is in {self.folder / LAST_FILE}; lower train.learning_rate, or "
+            "set train.clip"
+        )
+
+    # --- The folder ---
+
+    def _write(self, name: str, content: bytes) -> None:
+        if self.fabric.is_global_zero:
+            write_by_rename(self.folder / name, content)
+
+    def _save(self) -> None:
+        """The state, in one file: a kill leaves this one or the one before."""
+        if not self.fabric.is_global_zero:
+            return
+        tensors = network_tensors(self.plain)
+        if not all(bool(weights.isfinite().all()) for weights in tensors.values()):
+            raise NonFiniteLoss(
+                f"a weight is not finite after step {self.position.step}; {self._advice()}"
+            )
+        for i, state in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{i}.{key}": t for key, t in state.items() if t is not None}
+        tensors |= {f"average.{i}": tensor for i, tensor in enumerate(self.averages.tensors)}
+        write_tensors(self.folder / LAST_FILE, tensors, {"position": asdict(self.position)}, STATE)
+
+    def _load(self) -> None:
+        tensors, header = read_tensors(self.folder / LAST_FILE, STATE)
+        load_network_tensors(self.plain, tensors)
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimiser."):
+                _, i, key = name.split(".")
+                state.setdefault(int(i), {})[key] = tensor
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": state, "param_groups": groups})
+        for number, average in enumerate(self.averages.tensors):
+            average.copy_(tensors[f"average.{number}"])
+        self.position = settings_from(_Position(), header["position"])
+        metrics = self.folder / METRICS_FILE
+        written = metrics.read_bytes() if metrics.is_file() else b""
+        self.metrics = written[: self.position.metrics_bytes]
+        self._write(METRICS_FILE, self.metrics)
+
+    def _tensorboard(self) -> Any:
+        """A writer of TensorBoard's events, where it is installed."""
+        if find_spec("tensorboard") is None or not self.fabric.is_global_zero:
+            return None
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(self.folder)
+
+
+@contextmanager
+def _products_in(precision: str) -> Iterator[None]:
+    """A context for a GPU's products of float32: in full, or in TF32 if the precision allows."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "ieee" if precision == "32-true" else "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
+    """Whether the folder may have this run in it."""
+    if not (folder / LAST_FILE).is_file():
+        return
+    if not resume:
+        raise TrainingError(f"{folder} has a run in it; resume it, or choose another folder")
+    before, now = flat_settings(read_recipe(folder / CONFIG_FILE)), flat_settings(recipe)
+    for name, value in now.items():
+        if value != before[name] and name.removeprefix("train.") not in MAY_CHANGE:
+            raise TrainingError(
+                f"the run in {folder} has {name} {before[name]}, not {value}; go on with its own "
+                "settings, or choose another folder"
+            )
+
+
+def step_seed(seed: int, step: int, purpose: str) -> int:
+    """Of what is drawn in a step, counted from 0."""
+    return random.Random(f"{seed} {step} {purpose}").getrandbits(63)
+
+
+def learning_rate(config: TrainConfig, step: int, passed: float) -> float:
+    """For the step, counted from 0, after the share `passed` of the run."""
+    rate = config.learning_rate
+    if step < config.warm_up:
+        rate *= (step + 1) / config.warm_up
+    if config.decay == "cosine":
+        rate *= (1 + math.cos(math.pi * passed)) / 2
+    return rate
+
+
+def _optimiser(network: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    if config.optimiser == "adamw":
+        return torch.optim.AdamW(
+            network.parameters(), config.learning_rate, weight_decay=config.weight_decay
+        )
+    return torch.optim.SGD(network.parameters(), config.learning_rate, config.momentum)

@@ -1,0 +1,133 @@
+"""A recipe: everything that a run depends on, in TOML that names only what differs from here."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from transduce.architectures import NetworkConfig
+from transduce.settings import RecipeError, Text, check_at_least, settings_from, toml_sections
+from transduce.training.corpus import DataConfig
+
+
+@dataclass(frozen=True)
+class SpecAugment:
+    """Bands of frames and of coefficients replaced by the mean, at random (Park et al., 2019), and
+    utterances made slower or faster, voices higher or lower."""
+
+    time_masks: int = 0  # bands of frames in an utterance
+    time_width: int = 25  # frames that one may have
+    time_share: float = 0.2  # of the utterance that one may have
+    frequency_masks: int = 0  # bands of coefficients: of spectrograms, not of cepstra
+    frequency_width: int = 8  # coefficients that one may have
+    time_stretch: float = 0.0  # 0.1: an utterance becomes 0.9 to 1.1 times as long
+    frequency_stretch: float = 0.0  # likewise its spectrum, from the lowest channel upwards
+
+    @property
+    def num_masks(self) -> int:
+        """Of an utterance."""
+        return self.time_masks + self.frequency_masks
+
+    def __post_init__(self) -> None:
+        counts = ("time_masks", "time_width", "frequency_masks", "frequency_width")
+        check_at_least(self, 0, *counts)
+        if not 0 <= self.time_share <= 1:
+            raise ValueError(f"time_share must be between 0 and 1, not {self.time_share}")
+        for name in ("time_stretch", "frequency_stretch"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} must be at least 0 and below 1, not {getattr(self, name)}"
+                )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How the weights are found. The defaults are the paper's."""
+
+    optimiser: Literal["sgd", "adamw"] = "sgd"  # sgd: steepest descent
+    learning_rate: float = 1e-4
+    momentum: float = 0.9  # of sgd
+    weight_decay: float = 0.0  # of adamw
+    warm_up: int = 0  # steps in which the learning rate grows to its full height
+    decay: Literal["none", "cosine"] = "none"  # of the learning rate, to 0 at max_epochs
+    weight_noise: float = 0.075  # deviation of the noise drawn for every step
+    # Each sequence twice in a step, with masks and dropout of its own: how much the outputs are to
+    # agree, beside being right; 0 sees it once
+    consistency: float = 0.0
+    # What is validated and kept are averages of the weights, in which a step's count by this less
+    # with every step after it; 0 keeps the weights themselves
+    averaging: float = 0.0
+    initial_range: float = 0.1  # the weights begin uniformly distributed from minus this to this
+    max_sequences: int = 1  # in a step, all processes together; 1 is online training
+    max_cells: int = 1_000_000  # of padded lattice in a step, B x T x (U+1)
+    max_epochs: int = 1000
+    patience: int = 20  # epochs without improvement after which it stops
+    validate_every: int = 1  # epochs from one validation to the next
+    stop_at: Literal["log_loss", "error_rate"] = "log_loss"  # lowest on the validation set
+    clip: float | None = None  # the largest norm of the gradient; None leaves it
+    spec_augment: SpecAugment = field(default_factory=SpecAugment)  # of audio
+    init_prediction: Path | None = None  # a run whose prediction network to begin with
+    init_transcription: Path | None = None  # a run, of CTC or a transducer, likewise
+    seed: int = 0  # of weights, order, noise, dropout and masks
+    save_every: int | None = None  # steps from one state to the next; None: the epoch's end only
+    # tf32: a GPU rounds what it multiplies to 11 bits; bf16-mixed: and the output layers to 8
+    precision: Literal["32-true", "tf32", "bf16-mixed"] = "32-true"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    devices: int = 1  # processes on each machine, which share a step's sequences
+    machines: int = 1
+
+    def __post_init__(self) -> None:
+        counts = ("max_sequences", "max_cells", "max_epochs", "patience", "validate_every")
+        check_at_least(self, 1, *counts, "save_every", "devices", "machines")
+        amounts = ("momentum", "weight_decay", "warm_up", "weight_noise", "consistency")
+        check_at_least(self, 0, *amounts)
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be positive, not {self.learning_rate}")
+        if not 0 <= self.averaging < 1:
+            raise ValueError(f"averaging must be at least 0 and below 1, not {self.averaging}")
+        if not 0 < self.initial_range < math.inf:
+            raise ValueError(f"initial_range must be positive, not {self.initial_range}")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip must be positive, not {self.clip}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A run, whole: with the same code and machine it gives the same weights."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+
+def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
+    """The recipe in a TOML file, with `overrides` such as {"train.learning_rate": "1e-3"}.
+
+    Paths in the file are relative to it, those of overrides to the working folder.
+    """
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read ({error.strerror}); check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not TOML ({error}); correct it") from None
+    try:
+        recipe = settings_from(Recipe(), table, folder=path.absolute().parent)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+    for name, text in (overrides or {}).items():
+        *sections, last = name.split(".")
+        nested: dict[str, Any] = {last: Text(text)}
+        for section in reversed(sections):
+            nested = {section: nested}
+        recipe = settings_from(recipe, nested, folder=Path.cwd())
+    return recipe
+
+
+def recipe_toml(recipe: Recipe) -> str:
+    """The recipe with every setting written out, but for those that are None."""
+    return "\n".join(toml_sections(recipe, "")).lstrip("\n") + "\n"

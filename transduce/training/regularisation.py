@@ -1,0 +1,128 @@
+"""Against learning the training set by heart: noise on the weights and averages of them, and frames
+that are stretched and masked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from transduce.data.batches import Batch
+from transduce.training.recipe import SpecAugment
+
+
+@contextmanager
+def weight_noise(
+    weights: Sequence[Tensor], deviation: float, generator: torch.Generator
+) -> Iterator[None]:
+    """The weights with Gaussian noise added; afterwards they are what they were, to the last bit.
+
+    Drawn for each step, it is drawn for each sequence in online training, as in the paper.
+    """
+    if deviation == 0:
+        yield
+        return
+    clean = [tensor.detach().clone() for tensor in weights]
+    with torch.no_grad():
+        for tensor in weights:
+            noise = torch.empty_like(tensor).normal_(0.0, deviation, generator=generator)
+            tensor.add_(noise)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, before in zip(weights, clean, strict=True):
+                tensor.copy_(before)
+
+
+class Averages:
+    """Averages of the weights after every step, one counting `decay` times less with each that
+    follows. At the beginning, when there is little to remember, it counts less still."""
+
+    def __init__(self, weights: Sequence[Tensor], decay: float) -> None:
+        self.weights, self.decay = weights, decay
+        self.tensors = [tensor.detach().clone() for tensor in weights]
+
+    @torch.no_grad()
+    def update(self, num_steps: int) -> None:
+        """With the weights as they are after so many steps."""
+        share = 1 - min(self.decay, num_steps / (num_steps + 9))
+        torch._foreach_lerp_(self.tensors, list(self.weights), share)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The averages where the weights are; afterwards the weights again, to the last bit."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for tensor, average in zip(self.weights, self.tensors, strict=True):
+            kept = tensor.clone()
+            tensor.copy_(average)
+            average.copy_(kept)
+
+
+def spec_augment(batch: Batch, settings: SpecAugment, copies: int = 1) -> Batch:
+    """The batch with its frames stretched, then bands of them set to 0, the mean; text is left
+    alone. Of several copies all are stretched alike in time, and each has bands of its own."""
+    if batch.frames.ndim != 3:
+        return batch.times(copies)
+    batch = _stretched(batch, settings.time_stretch).times(copies)
+    frames, num_frames = batch.frames, batch.num_frames
+    if settings.frequency_stretch:
+        frames = _higher_or_lower(frames, settings.frequency_stretch)
+    B, T, D = frames.shape
+    widest = (settings.time_share * num_frames).clamp(max=settings.time_width)
+    masked = torch.zeros(B, T, D, dtype=torch.bool, device=frames.device)
+    for _ in range(settings.time_masks):
+        masked |= _bands(num_frames, widest, T)[:, :, None]
+    for _ in range(settings.frequency_masks):
+        size = torch.full_like(num_frames, D)
+        masked |= _bands(size, size.clamp(max=settings.frequency_width), D)[:, None, :]
+    return replace(batch, frames=frames.masked_fill(masked, 0.0))
+
+
+def _stretched(batch: Batch, most: float) -> Batch:
+    """Each utterance longer or shorter by a factor of its own, frames interpolated."""
+    if most == 0:
+        return batch
+    frames, before = batch.frames, batch.num_frames
+    factor = 1 + most * (2 * torch.rand(len(frames), device=frames.device) - 1)
+    after = (before * factor).round().to(before.dtype).clamp(min=1)
+    # The first frame stays the first and the last the last.
+    step = (before - 1) / (after - 1).clamp(min=1)
+    at = torch.arange(int(after.max()), device=frames.device)
+    here = at < after[:, None]
+    places = torch.where(here, at * step[:, None], 0.0)
+    below = torch.minimum(places.long(), before[:, None] - 1)
+    above = torch.minimum(below + 1, before[:, None] - 1)
+    share = (places - below)[..., None]
+    rows = torch.arange(len(frames), device=frames.device)[:, None]
+    between = frames[rows, below] * (1 - share) + frames[rows, above] * share
+    return replace(batch, frames=between * here[..., None], num_frames=after)
+
+
+def _higher_or_lower(frames: Tensor, most: float) -> Tensor:
+    """Each utterance's coefficients moved apart or together by a factor of its own."""
+    B, _, D = frames.shape
+    factor = 1 + most * (2 * torch.rand(B, device=frames.device) - 1)
+    at = torch.arange(D, device=frames.device)
+    places = (at * factor[:, None]).clamp(max=D - 1)  # [B, D]: where a coefficient comes from
+    shares = (1 - (places[:, None, :] - at[:, None]).abs()).clamp(min=0)  # [B, from, to]
+    return frames @ shares
+
+
+def _bands(lengths: Tensor, widest: Tensor, size: int) -> Tensor:
+    """One band in each row, [B, size]: up to so wide, and within the row's length."""
+    drawn = torch.rand(2, len(lengths), device=lengths.device)
+    width = (drawn[0] * (widest.floor() + 1)).floor()
+    start = (drawn[1] * (lengths - width + 1)).floor()
+    at = torch.arange(size, device=lengths.device)
+    return (at >= start[:, None]) & (at < (start + width)[:, None])
