@@ -40,7 +40,7 @@ def problem(B, N, I, H, layers=1, both=False, lengths=None, ids=False, seed=0): 
     def numbers(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    model = PeepholeLSTM(I, H, layers, both, backend="reference").double()
+    model = PeepholeLSTM(I, H, layers, both).double()
     with torch.no_grad():
         for name, weights in model.named_parameters():
             inputs = weights.shape[-1] if name.endswith("weights") else 2
@@ -57,14 +57,13 @@ def results(backend, dtype, model, x, lengths, state, upstream):
     """The values of one call and all its gradients, by name."""
     device = DEVICES.get(backend, "cpu")
     model = deepcopy(model).to(device, dtype)
-    model.backend = backend
     x, h0, s0 = (
         t.detach().to(device, dtype if t.is_floating_point() else None) for t in (x, *state)
     )
     inputs = {"h0": h0, "s0": s0} | ({"x": x} if x.is_floating_point() else {})
     inputs = {name: t.requires_grad_() for name, t in inputs.items()}
     inputs |= dict(model.named_parameters())
-    output, (h, s) = model(x, lengths.to(device), (h0, s0))
+    output, (h, s) = model(x, lengths.to(device), (h0, s0), backend=backend)
     incoming = [g.to(device, dtype) for g in upstream]
     grads = torch.autograd.grad((output, h, s), list(inputs.values()), incoming)
     values = {"output": output, "h": h, "s": s}

@@ -30,10 +30,10 @@ TARGET = [2, 4, 4, 1, 3]
 SYMBOLS = Signature(Alphabet(list("abcd")), Notation("characters", None))
 
 
-def transducer(backend="reference", pooling=1, num_layers=1, scale=8.0):
+def transducer(pooling=1, num_layers=1, scale=8.0):
     """A transducer of large weights, so that its probabilities differ, in float64."""
     torch.manual_seed(3)
-    network = Transducer(INPUTS, LABELS, 5, num_layers, pooling=pooling, backend=backend)
+    network = Transducer(INPUTS, LABELS, 5, num_layers, pooling=pooling)
     for weights in network.parameters():
         weights.data *= scale
     return TrainedModel(network.double(), NetworkConfig(pooling=pooling), SYMBOLS)
@@ -115,7 +115,6 @@ def differences(function, x, step=1e-6):
     return found
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize(
     "t, u, label, kind",
     [
@@ -127,8 +126,8 @@ def differences(function, x, step=1e-6):
     ],
 )
 @torch.no_grad()
-def test_sensitivities_are_finite_differences(backend, t, u, label, kind):
-    model, frames = transducer(backend, **kind), random_frames()
+def test_sensitivities_are_finite_differences(t, u, label, kind):
+    model, frames = transducer(**kind), random_frames()
     view = view_lattice(model, frames, TARGET)
     k = label if label is not None else [*TARGET, NULL][u]
     previous = one_hot(torch.tensor(TARGET), LABELS).double()
@@ -164,7 +163,7 @@ def test_what_is_nearly_impossible_has_sensitivities_in_float32_too():
 
 
 def test_looking_leaves_no_gradients_in_the_model():
-    model = transducer("cpu")
+    model = transducer()
     sensitivity(model, view_lattice(model, random_frames(), TARGET), 2, 3)
     assert all(weights.grad is None for weights in model.network.parameters())
 

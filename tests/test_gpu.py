@@ -440,17 +440,14 @@ PeepholeLSTM(3, 20).cuda()(x)[0].sum().backward()
 
 def test_a_whole_step_is_that_of_the_reference():
     torch.manual_seed(0)
-    model = Transducer(7, 5, 20, num_layers=2, pooling=2, backend="reference").double()
+    model = Transducer(7, 5, 20, num_layers=2, pooling=2).double()
     frames, num_frames = torch.randn(3, 9, 7, dtype=torch.float64), torch.tensor([9, 4, 5])
     labels, num_labels = torch.randint(1, 6, (3, 4)), torch.tensor([4, 0, 2])
 
     def gradients(device, backend):
         model.to(device)
-        for module in model.modules():
-            if isinstance(module, PeepholeLSTM):
-                module.backend = backend
         inputs = [x.to(device) for x in (frames, num_frames, labels, num_labels)]
-        f, g, num_vectors = model(*inputs[:3])
+        f, g, num_vectors = model(*inputs[:3], backend=backend)
         loss = transducer_loss(f, g, inputs[2], num_vectors, inputs[3], backend=backend).sum()
         return [x.cpu() for x in torch.autograd.grad(loss, model.parameters())]
 
@@ -497,7 +494,7 @@ def test_a_second_gpu_computes_the_same_while_the_first_is_current():
 @pytest.mark.parametrize("width", [1, 7, 200])
 def test_the_search_finds_what_the_sequential_loop_finds_on_the_cpu(width):
     torch.manual_seed(width)
-    model = Transducer(4, 6, 20, backend="reference").double()
+    model = Transducer(4, 6, 20).double()
     with torch.no_grad():
         for network in (model.prediction_network, model.transcription_network):
             network.output.weight *= 10
@@ -520,7 +517,7 @@ def test_the_search_finds_what_the_sequential_loop_finds_on_the_cpu(width):
 def test_the_kernels_of_the_search_find_what_tensor_operations_find(width, most, layers, fused):
     torch.manual_seed(width)
     sizes = {"prediction_size": 37, "prediction_layers": layers}
-    model = Transducer(4, 45, 20, **sizes, backend="reference").double()
+    model = Transducer(4, 45, 20, **sizes).double()
     with torch.no_grad():
         for network in (model.prediction_network, model.transcription_network):
             network.output.weight *= 10

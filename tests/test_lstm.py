@@ -77,13 +77,12 @@ def test_the_reference_step_is_equations_4_to_8():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_agree_with_differences(backend, layers, both, ids):
     model, x, lengths, state, _ = problem(3, 3, 2, 2, layers, both, lengths=[2, 3, 1], ids=ids)
-    model.backend = backend
     inputs = [*state, *model.parameters()] + ([] if ids else [x])
     for tensor in inputs:
         tensor.requires_grad_()
 
     def call(*_):
-        output, last = model(x, lengths, state)
+        output, last = model(x, lengths, state, backend=backend)
         return output, *last
 
     # The reference is PyTorch's to differentiate, so there one random direction is enough.
@@ -241,16 +240,15 @@ def test_each_sequence_of_a_batch_is_as_if_alone(backend, both, ids):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_backward_direction_starts_at_each_sequences_own_last_frame(backend):
     model, x, lengths, state, _ = problem(5, 9, 4, 20, 1, True, LENGTHS)
-    model.backend = backend
-    one_way = PeepholeLSTM(4, 20, backend=backend).double()
+    one_way = PeepholeLSTM(4, 20).double()
     own = [weights[1:] for weights in model.state_dict().values()]
     one_way.load_state_dict(dict(zip(one_way.state_dict(), own, strict=True)))
-    output, (h, s) = model(x, lengths, state)
+    output, (h, s) = model(x, lengths, state, backend=backend)
     for b, length in enumerate(LENGTHS):
         if length == 0:
             continue
         first = tuple(part[1:, b : b + 1] for part in state)
-        turned, last = one_way(x[b : b + 1, :length].flip(1), state=first)
+        turned, last = one_way(x[b : b + 1, :length].flip(1), state=first, backend=backend)
         assert_close(output[b : b + 1, :length, 20:], turned.flip(1))
         assert_close((h[1:, b : b + 1], s[1:, b : b + 1]), last)
 
@@ -258,15 +256,15 @@ def test_the_backward_direction_starts_at_each_sequences_own_last_frame(backend)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_last_state_is_that_of_each_sequences_last_frame(backend):
     model, x, lengths, state, _ = problem(5, 9, 4, 20, 1, True, LENGTHS)
-    model.backend = backend
-    output, (h, s) = model(x, lengths, state)
+    output, (h, s) = model(x, lengths, state, backend=backend)
     for b, length in enumerate(LENGTHS):
         if length == 0:
             assert_close((h[:, b], s[:, b]), (state[0][:, b], state[1][:, b]), rtol=0, atol=0)
             continue
         ends = output[b, length - 1, :20], output[b, 0, 20:]
         assert_close(h[:, b], torch.stack(ends), rtol=0, atol=0)
-        _, (_, shorter) = model(x[b : b + 1, :length], state=tuple(p[:, b : b + 1] for p in state))
+        first = tuple(part[:, b : b + 1] for part in state)
+        _, (_, shorter) = model(x[b : b + 1, :length], state=first, backend=backend)
         assert_close(s[:, b], shorter[:, 0])
 
 
@@ -278,11 +276,10 @@ def test_the_last_state_is_that_of_each_sequences_last_frame(backend):
 def test_one_frame_at_a_time_is_the_whole(backend, ids):
     model, x, _, state, _ = problem(3, 7, 5, 20, 2, ids=ids)
     model = model.float()
-    model.backend = backend
     x, state = x if ids else x.float(), tuple(part.float() for part in state)
-    whole, last = model(x, state=state)
+    whole, last = model(x, state=state, backend=backend)
     for n in range(7):
-        output, state = model(x[:, n : n + 1], state=state)
+        output, state = model(x[:, n : n + 1], state=state, backend=backend)
         assert_close(output[:, 0], whole[:, n], rtol=0, atol=1e-6)
     assert_close(state, last, rtol=0, atol=1e-6)
 
@@ -290,30 +287,29 @@ def test_one_frame_at_a_time_is_the_whole(backend, ids):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_layers_are_one_upon_the_other(backend):
     model, x, lengths, (h, s), _ = problem(5, 9, 4, 20, 2, True, LENGTHS)
-    model.backend = backend
-    parts = [PeepholeLSTM(size, 20, 1, True, backend=backend) for size in (4, 40)]
+    parts = [PeepholeLSTM(size, 20, 1, True) for size in (4, 40)]
     for part, layer in zip(parts, model.layers, strict=True):
         part.layers[0] = layer
-    between, (lower_h, lower_s) = parts[0](x, lengths, (h[:2], s[:2]))
-    output, (upper_h, upper_s) = parts[1](between, lengths, (h[2:], s[2:]))
+    between, (lower_h, lower_s) = parts[0](x, lengths, (h[:2], s[:2]), backend=backend)
+    output, (upper_h, upper_s) = parts[1](between, lengths, (h[2:], s[2:]), backend=backend)
     last = torch.cat([lower_h, upper_h]), torch.cat([lower_s, upper_s])
-    assert_close(model(x, lengths, (h, s)), (output, last))
+    assert_close(model(x, lengths, (h, s), backend=backend), (output, last))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_lengths_and_state_all_frames_count_and_the_state_is_zero(backend):
     model, x, lengths, (h, s), _ = problem(3, 7, 5, 20, 2, True)
-    model.backend = backend
-    assert_close(model(x), model(x, lengths, (h * 0, s * 0)), rtol=0, atol=0)
+    expected = model(x, lengths, (h * 0, s * 0), backend=backend)
+    assert_close(model(x, backend=backend), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backend", FAST)
 def test_parts_that_nothing_hangs_on_get_no_gradient(backend):
     model, x, lengths, state, _ = problem(3, 7, 5, 20, 1, True, [7, 3, 5])
-    model.backend = "reference"
-    expected = torch.autograd.grad(model(x, lengths, state)[1][1].sum(), model.parameters())
-    model.backend = backend
-    found = torch.autograd.grad(model(x, lengths, state)[1][1].sum(), model.parameters())
+    found, expected = (
+        torch.autograd.grad(model(x, lengths, state, backend=b)[1][1].sum(), model.parameters())
+        for b in (backend, "reference")
+    )
     assert_close(found, expected)
 
 
@@ -343,11 +339,10 @@ class Largest(TorchDispatchMode):
 def test_without_gradients_the_results_are_the_same_and_nothing_is_kept(backend, ids):
     B, N, H = 3, 90, 33
     model, x, lengths, state, _ = problem(B, N, 4, H, 2, True, [N, 0, 5], ids)
-    model.backend = backend
     with Largest() as with_gradients:
-        expected, (h, s) = model(x, lengths, state=state)
+        expected, (h, s) = model(x, lengths, state, backend=backend)
     with torch.no_grad(), Largest() as without:
-        found, last = model(x, lengths, state=state)
+        found, last = model(x, lengths, state, backend=backend)
     assert_same_bits(
         {"output": found, "h": last[0], "s": last[1]}, {"output": expected, "h": h, "s": s}
     )
@@ -378,18 +373,19 @@ def test_auto_takes_the_cpu_kernels_and_never_the_reference():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_dropout_acts_in_training_and_between_layers_only(backend):
     torch.manual_seed(1)
-    plain = PeepholeLSTM(4, 50, 2, True, backend=backend)
-    model = PeepholeLSTM(4, 50, 2, True, dropout=0.5, backend=backend)
+    plain = PeepholeLSTM(4, 50, 2, True)
+    model = PeepholeLSTM(4, 50, 2, True, dropout=0.5)
     model.load_state_dict(plain.state_dict())
     x = torch.randn(3, 6, 4)
-    expected, (expected_h, _) = plain(x)
-    assert_close(model.eval()(x)[0], expected, rtol=0, atol=0)
-    output, (h, _) = model.train()(x)
+    expected, (expected_h, _) = plain(x, backend=backend)
+    assert_close(model.eval()(x, backend=backend)[0], expected, rtol=0, atol=0)
+    output, (h, _) = model.train()(x, backend=backend)
     assert_close(h[:2], expected_h[:2], rtol=0, atol=0)  # the first layer's
     assert (output != expected).all() and (output != 0).all()  # the second's inputs were dropped
 
-    single = PeepholeLSTM(4, 50, dropout=0.5, backend=backend)
-    assert_close(single.train()(x)[0], single.eval()(x)[0], rtol=0, atol=0)
+    single = PeepholeLSTM(4, 50, dropout=0.5)
+    dropped = single.train()(x, backend=backend)[0]
+    assert_close(dropped, single.eval()(x, backend=backend)[0], rtol=0, atol=0)
 
 
 def test_all_weights_are_uniform_between_minus_and_plus_a_tenth():
@@ -448,9 +444,9 @@ CALLS = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("arguments, message", CALLS.values(), ids=CALLS)
 def test_arguments_that_do_not_go_together_are_refused(backend, arguments, message):
-    model = PeepholeLSTM(4, 6, 1, True, backend=backend)
+    model = PeepholeLSTM(4, 6, 1, True)
     with pytest.raises(ValueError, match=message):
-        model(*arguments)
+        model(*arguments, backend=backend)
 
 
 @pytest.mark.parametrize(
@@ -469,17 +465,17 @@ def test_sizes_that_make_no_network_are_refused(options, message):
 
 
 def test_an_unknown_backend_is_refused():
-    model = PeepholeLSTM(2, 2, backend="numpy")
+    model = PeepholeLSTM(2, 2)
     with pytest.raises(ValueError, match="auto, reference, cpu or cuda, not 'numpy'"):
-        model(torch.zeros(1, 1, 2))
+        model(torch.zeros(1, 1, 2), backend="numpy")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_frame_that_is_not_a_number_is_not_hidden(backend):
-    model = PeepholeLSTM(3, 20, backend=backend)
+    model = PeepholeLSTM(3, 20)
     x = torch.randn(2, 5, 3)
     x[1, 2, 0] = torch.nan
-    output, (h, s) = model(x)
+    output, (h, s) = model(x, backend=backend)
     broken = torch.tensor([[False] * 5, [False, False, True, True, True]])
     assert torch.equal(output.isnan().all(2), broken)
     assert torch.equal(output.isnan().any(2), broken)
@@ -488,23 +484,23 @@ def test_a_frame_that_is_not_a_number_is_not_hidden(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_layer_that_autocast_rounded_may_come_before_it(backend):
-    model = PeepholeLSTM(3, 4, backend=backend)
+    model = PeepholeLSTM(3, 4)
     x = torch.randn(2, 5, 3).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        output, _ = model(x)
+        output, _ = model(x, backend=backend)
     assert output.dtype == torch.float32
-    assert_close(output, model(x.float())[0], rtol=2e-2, atol=2e-3)
+    assert_close(output, model(x.float(), backend=backend)[0], rtol=2e-2, atol=2e-3)
     with pytest.raises(ValueError, match=r"x is torch.bfloat16, but the weights are"):
-        model(x)
+        model(x, backend=backend)
 
 
 # --- Embeddings ---------------------------------------------------------------------------------
 
 
-def embedded_and_folded(**options):
+def embedded_and_folded():
     """An LSTM whose inputs stand for vectors, and the same one with the product of the two."""
-    model = PeepholeLSTM(4, 5, 2, True, embedding_size=3, **options).double()
-    folded = PeepholeLSTM(4, 5, 2, True, **options).double()
+    model = PeepholeLSTM(4, 5, 2, True, embedding_size=3).double()
+    folded = PeepholeLSTM(4, 5, 2, True).double()
     weights = model.state_dict()
     embedding = weights.pop("layers.0.embedding")
     weights["layers.0.input_weights"] = weights["layers.0.input_weights"] @ embedding.mT
@@ -515,13 +511,13 @@ def embedded_and_folded(**options):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("as_ids", [True, False])
 def test_an_embedding_is_a_factor_of_the_input_weights(backend, as_ids):
-    model, folded = embedded_and_folded(backend=backend)
+    model, folded = embedded_and_folded()
     ids = torch.tensor([[1, 4, 0, 2], [3, 2, 0, 0]])
     one_hot = torch.nn.functional.one_hot(ids, 5)[..., 1:].double()
     lengths = torch.tensor([4, 2])
     x = ids if as_ids else one_hot
-    found, state = model(x, lengths)
-    expected, expected_state = folded(x, lengths)
+    found, state = model(x, lengths, backend=backend)
+    expected, expected_state = folded(x, lengths, backend=backend)
     assert_close(found, expected)
     assert_close(state, expected_state)
     found.square().sum().backward()
@@ -534,22 +530,22 @@ def test_an_embedding_is_a_factor_of_the_input_weights(backend, as_ids):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_dropout_acts_on_embeddings_in_training_alone(backend):
     """Half of a letter's three numbers are left, twice as large: which, is drawn every time."""
-    model = PeepholeLSTM(4, 5, dropout=0.5, embedding_size=3, backend=backend).double()
+    model = PeepholeLSTM(4, 5, dropout=0.5, embedding_size=3).double()
     embedding = model.layers[0].embedding
     letter = torch.tensor([[2]])
     with torch.no_grad():
-        whole, before = model.eval()(letter)[0], embedding.clone()
+        whole, before = model.eval()(letter, backend=backend)[0], embedding.clone()
         possible = []
         for kept in torch.cartesian_prod(*[torch.tensor([0.0, 2.0])] * 3):
             embedding[1] = before[1] * kept
-            possible.append(model(letter)[0])
+            possible.append(model(letter, backend=backend)[0])
             embedding[1] = before[1]
-        assert torch.equal(model(letter)[0], whole)
+        assert torch.equal(model(letter, backend=backend)[0], whole)
         model.train()
         drawn = set()
         for seed in range(40):
             torch.manual_seed(seed)
-            found = model(letter)[0]
+            found = model(letter, backend=backend)[0]
             differences = [float((found - one).abs().max()) for one in possible]
             assert min(differences) < 1e-12
             drawn.add(differences.index(min(differences)))

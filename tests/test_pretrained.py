@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from transduce.data.pairs import DataError, Notation
 from transduce.model import model as pretrained
 from transduce.model.checkpoint import CheckpointError, TrainedModel, save_model
 from transduce.model.model import Model, load
+from transduce.model.recognition import recognise
 from transduce.model.signature import Signature
 
 LETTERS = Signature(
@@ -191,16 +191,13 @@ def test_the_best_are_sorted_and_print_with_their_probabilities(pronouncer):
     assert len(str(found).splitlines()) == 3 and "and 2 more" in repr(found)
 
 
-def test_small_inputs_need_no_compiled_kernels_and_give_the_same(monkeypatch, pronouncer):
-    model = pronouncer
-    words = ["abba", "s", "ba"]
-    plain = [model(words), model(words, n_best=2, beam_width=5)]
-    monkeypatch.setattr(pretrained, "SMALL", 0)
-    compiled = [model(words), model(words, n_best=2, beam_width=5)]
-    for ours, theirs in zip(chain(*plain), chain(*compiled), strict=True):
-        assert [h.labels for h in ours.hypotheses] == [h.labels for h in theirs.hypotheses]
-        assert ours.hypotheses[0].log_prob == pytest.approx(theirs.hypotheses[0].log_prob, abs=1e-4)
-    assert model.trained.network.prediction_network.lstm.backend == "auto"
+def test_the_reference_search_finds_the_same(pronouncer):
+    model, words = pronouncer, ["abba", "s", "ba"]
+    examples = [model.example(word) for word in words]
+    plain = recognise(model.trained, examples, beam_width=5, n_best=2, backend="reference")
+    for ours, theirs in zip(plain, model(words, n_best=2, beam_width=5), strict=True):
+        assert [h.labels for h in ours] == [h.labels for h in theirs.hypotheses]
+        assert ours[0].log_prob == pytest.approx(theirs.hypotheses[0].log_prob, abs=1e-4)
 
 
 def test_a_file_its_samples_and_its_frames_sound_alike(tmp_path):

@@ -94,8 +94,10 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 import torch
 import transduce
-model = transduce.Transducer(3, 4, 5, backend="reference")
-f, g, num_frames = model(torch.ones(2, 3).long(), torch.tensor([3, 2]), torch.ones(2, 1).long())
+model = transduce.Transducer(3, 4, 5)
+f, g, num_frames = model(
+    torch.ones(2, 3).long(), torch.tensor([3, 2]), torch.ones(2, 1).long(), backend="reference"
+)
 transduce.transducer_loss(
     f, g, torch.ones(2, 1).long(), num_frames, torch.tensor([1, 0]), backend="reference"
 ).sum().backward()

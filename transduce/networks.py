@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.alphabet import NULL
-from transduce.kernels.backends import INTEGERS, Backend
+from transduce.kernels.backends import INTEGERS, Backend, resolve
 from transduce.lstm.layer import INITIAL_RANGE, PeepholeLSTM, State
 
 
@@ -26,17 +26,15 @@ class PredictionNetwork(nn.Module):
         dropout: float = 0.0,
         with_null: bool = True,
         embedding_size: int = 0,
-        *,
-        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         self.num_labels, self.with_null, self.dropout = num_labels, with_null, dropout
         self.lstm = PeepholeLSTM(
-            *(num_labels, hidden_size, num_layers, False, dropout, embedding_size), backend=backend
+            num_labels, hidden_size, num_layers, False, dropout, embedding_size
         )
         self.output = _output_layer(hidden_size, num_labels + with_null)
 
-    def forward(self, labels: Tensor) -> Tensor:
+    def forward(self, labels: Tensor, *, backend: Backend = "auto") -> Tensor:
         """g [B, U+1, K+1] from y [B, U], with null prepended. Padding, null or any negative number,
         only affects what comes after it. y may also be the one-hot vectors, [B, U, K]."""
         if labels.is_floating_point() and labels.ndim == 3:
@@ -44,17 +42,19 @@ class PredictionNetwork(nn.Module):
         else:
             _check_labels(labels, self.num_labels)
             inputs = nn.functional.pad(labels.clamp(min=NULL), (1, 0), value=NULL)
-        hidden, _ = self.lstm(inputs)  # Eq. 2
+        hidden, _ = self.lstm(inputs, backend=backend)  # Eq. 2
         hidden = nn.functional.dropout(hidden, self.dropout, self.training)
         prediction: Tensor = self.output(hidden)  # Eq. 3
         return prediction
 
-    def step(self, labels: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def step(
+        self, labels: Tensor, state: State | None = None, *, backend: Backend = "auto"
+    ) -> tuple[Tensor, State]:
         """g [B, K+1] after one more label each [B], and the state to go on from.
 
         The first step takes null and no state.
         """
-        hidden, state = self.lstm(labels[:, None], state=state)
+        hidden, state = self.lstm(labels[:, None], state=state, backend=backend)
         return self.output(hidden[:, 0]), state
 
 
@@ -77,8 +77,6 @@ class TranscriptionNetwork(nn.Module):
         dropout: float = 0.0,
         pooling: int = 1,
         embedding_size: int = 0,
-        *,
-        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         if pooling < 1:
@@ -89,40 +87,45 @@ class TranscriptionNetwork(nn.Module):
             1 if pooling > 1 else num_layers
         )  # pooling comes between the first layer and the rest
         self.lstm = PeepholeLSTM(
-            *(input_size, hidden_size, first, bidirectional, dropout, embedding_size),
-            backend=backend,
+            input_size, hidden_size, first, bidirectional, dropout, embedding_size
         )
         self.upper_lstm = (
-            PeepholeLSTM(
-                width, hidden_size, num_layers - first, bidirectional, dropout, backend=backend
-            )
+            PeepholeLSTM(width, hidden_size, num_layers - first, bidirectional, dropout)
             if num_layers > first
             else None
         )
         self.output = _output_layer(width, num_labels + 1)
 
-    def forward(self, frames: Tensor, num_frames: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, frames: Tensor, num_frames: Tensor | None = None, *, backend: Backend = "auto"
+    ) -> tuple[Tensor, Tensor]:
         """f [B, T, K+1] and each utterance's own number of vectors, [B]."""
-        hidden, num_vectors = self.hidden(frames, num_frames)
+        hidden, num_vectors = self.hidden(frames, num_frames, backend=backend)
         return self.output(hidden), num_vectors  # Eq. 11
 
-    def each_alone(self, frames: Tensor, num_frames: Tensor) -> list[Tensor]:
-        """f [T, K+1] of each utterance, to the last bit what it is with no other beside it.
+    def forward_one_by_one(
+        self, frames: Tensor, num_frames: Tensor, *, backend: Backend = "auto"
+    ) -> list[Tensor]:
+        """Return f [T, K+1] of each utterance, bit for bit the same in any batch.
 
-        The compiled LSTM computes a sequence the same whatever else is in the batch. PyTorch's
-        products do not, so the output layer, and other backends, take one utterance at a time.
+        The backend "cpu" computes a sequence independently of the rest of the batch. PyTorch's
+        products do not, so the output layer, and all other backends, run one utterance at a time.
         """
-        if frames.device.type != "cpu" or self.lstm.backend == "reference":
-            lengths = num_frames.tolist()
-            return [self(frames[b : b + 1, :length])[0][0] for b, length in enumerate(lengths)]
-        hidden, num_vectors = self.hidden(frames, num_frames)
-        # Copied, because a product may depend on where its operands lie in memory.
+        if resolve(backend, frames.device) != "cpu":
+            return [
+                self(frames[b : b + 1, :length], backend=backend)[0][0]
+                for b, length in enumerate(num_frames.tolist())
+            ]
+        hidden, num_vectors = self.hidden(frames, num_frames, backend=backend)
+        # Copy each slice: a product may depend on the memory alignment of its operands.
         return [
             self.output(hidden[b : b + 1, :length].clone())[0]
             for b, length in enumerate(num_vectors.tolist())
         ]
 
-    def hidden(self, frames: Tensor, num_frames: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def hidden(
+        self, frames: Tensor, num_frames: Tensor | None = None, *, backend: Backend = "auto"
+    ) -> tuple[Tensor, Tensor]:
         """The last hidden layer's outputs, and each utterance's own number of them."""
         if num_frames is None:
             num_frames = torch.full((len(frames),), frames.shape[1], device=frames.device)
@@ -131,12 +134,12 @@ class TranscriptionNetwork(nn.Module):
                 f"num_frames must be [B] = [{len(frames)}], because frames is [B, T, ...] = "
                 f"{list(frames.shape)}; it is {list(num_frames.shape)}"
             )
-        hidden, _ = self.lstm(frames, num_frames)  # Eqs. 9-10
+        hidden, _ = self.lstm(frames, num_frames, backend=backend)  # Eqs. 9-10
         if self.pooling > 1:
             hidden, num_frames = average_frames(hidden, num_frames, self.pooling)
         if self.upper_lstm is not None:
             hidden = nn.functional.dropout(hidden, self.dropout, self.training)
-            hidden, _ = self.upper_lstm(hidden, num_frames)
+            hidden, _ = self.upper_lstm(hidden, num_frames, backend=backend)
         return nn.functional.dropout(hidden, self.dropout, self.training), num_frames
 
 
@@ -164,27 +167,23 @@ class Transducer(nn.Module):
         prediction_size: int | None = None,
         prediction_layers: int = 1,
         embedding_size: int = 0,
-        *,
-        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         self.transcription_network = TranscriptionNetwork(
             *(input_size, num_labels, hidden_size, num_layers, bidirectional, dropout, pooling),
             embedding_size,
-            backend=backend,
         )
         self.prediction_network = PredictionNetwork(
             *(num_labels, prediction_size or hidden_size, prediction_layers, dropout),
             embedding_size=embedding_size,
-            backend=backend,
         )
 
     def forward(
-        self, frames: Tensor, num_frames: Tensor, labels: Tensor
+        self, frames: Tensor, num_frames: Tensor, labels: Tensor, *, backend: Backend = "auto"
     ) -> tuple[Tensor, Tensor, Tensor]:
         """f [B, T, K+1], g [B, U+1, K+1] and the numbers of transcription vectors [B]."""
-        transcription, num_frames = self.transcription_network(frames, num_frames)
-        return transcription, self.prediction_network(labels), num_frames
+        transcription, num_frames = self.transcription_network(frames, num_frames, backend=backend)
+        return transcription, self.prediction_network(labels, backend=backend), num_frames
 
 
 def _check_labels(labels: Tensor, num_labels: int) -> None:

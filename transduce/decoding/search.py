@@ -109,8 +109,7 @@ def greedy_search(
             b = int(bad.nonzero()[0, 0])
             check_numbers(b, f[b])
         network = model.prediction_network
-        compiled = f.device.type == "cpu" and network.lstm.backend != "reference"
-        module = import_module(f"transduce.decoding.{'cpu' if compiled else 'eager'}")
+        module = import_module(f"transduce.decoding.{'cpu' if f.device.type == 'cpu' else 'eager'}")
         arguments = (network, f, num_vectors, max_labels_per_frame)
         labels, times, log_prob, num_bounded = module.greedy_searches(*arguments)
     _warn_of_bounds(num_bounded, num_vectors.tolist(), max_labels_per_frame)
@@ -147,7 +146,7 @@ def transcribe(model: Transducer, frames: Tensor, num_frames: Tensor) -> list[Te
         T = lengths[by_length[-1]]
         rows = by_length[-max(1, FRAMES // T) :]
         del by_length[-len(rows) :]
-        found = model.transcription_network.each_alone(frames[rows, :T], num_frames[rows])
+        found = model.transcription_network.forward_one_by_one(frames[rows, :T], num_frames[rows])
         for b, f in zip(rows, found, strict=True):
             transcriptions[b] = f
     for b, f in enumerate(transcriptions):

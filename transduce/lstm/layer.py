@@ -38,8 +38,6 @@ class PeepholeLSTM(nn.Module):
         bidirectional: bool = False,
         dropout: float = 0.0,
         embedding_size: int = 0,
-        *,
-        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         for name, size, least in (
@@ -54,8 +52,7 @@ class PeepholeLSTM(nn.Module):
             raise ValueError(f"dropout must be in [0, 1), not {dropout}")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.num_directions = 2 if bidirectional else 1
-        self.dropout, self.backend = dropout, backend
-        self.embedding_size = embedding_size
+        self.dropout, self.embedding_size = dropout, embedding_size
         between = hidden_size * self.num_directions
         sizes = [(input_size, embedding_size)] + [(between, 0)] * (num_layers - 1)
         self.layers = nn.ModuleList(
@@ -63,13 +60,18 @@ class PeepholeLSTM(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, lengths: Tensor | None = None, state: State | None = None
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        state: State | None = None,
+        *,
+        backend: Backend = "auto",
     ) -> tuple[Tensor, State]:
-        """The outputs [B, N, hidden_size * directions] of the last layer, and the last state."""
+        """Return the last layer's outputs [B, N, hidden_size * directions] and the last state."""
         if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
             x = x.to(self._first.biases.dtype)  # the layer before it may have been rounded
         lengths = self._checked(x, lengths, state)
-        module = load("lstm", resolve(self.backend, x.device))
+        module = load("lstm", resolve(backend, x.device))
         D = self.num_directions
         dropout = self.dropout if self.training else 0.0
         last_h, last_s = [], []

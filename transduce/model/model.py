@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import cast, overload
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transduce.data.batches import Example
 from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair, Symbols
-from transduce.lstm.layer import PeepholeLSTM
 from transduce.model.checkpoint import (
     MODEL_FILE,
     CheckpointError,
@@ -27,9 +25,6 @@ from transduce.model.recognition import recognise, transcript
 from transduce.model.transcripts import Transcript
 
 FOLDER = Path(__file__).parent / "weights"  # NAME.safetensors and its card, NAME.md
-# Inputs of fewer vectors in all, times the beam's width, go through PyTorch's own operations: they
-# are done before the compiled kernels would be loaded, let alone compiled.
-SMALL = 1000
 AT_ONCE = 2048  # lines of a stream
 Source = str | Path | Symbols | Tensor | np.ndarray
 
@@ -171,14 +166,9 @@ class Model:
     ) -> list[Transcript]:
         """What the model makes of its inputs, in their order."""
         width = max(beam_width, n_best)
-        small = width * sum(example.num_frames for example in examples) < SMALL
-        on_cpu = next(self.trained.network.parameters()).device.type == "cpu"
-        plain = small and on_cpu and not with_timings
-        with _uncompiled(self.trained.network) if plain else nullcontext():
-            found = recognise(
-                self.trained, examples, beam_width=width, n_best=n_best,
-                with_timings=with_timings, backend="reference" if plain else "auto",
-            )  # fmt: skip
+        found = recognise(
+            self.trained, examples, beam_width=width, n_best=n_best, with_timings=with_timings
+        )
         return [
             transcript(self.trained, example, best)
             for example, best in zip(examples, found, strict=True)
@@ -210,17 +200,3 @@ class Model:
             f"Model({config.network}: {reads} to {len(signature.targets)} symbols, "
             f"{count:,} weights)"
         )
-
-
-@contextmanager
-def _uncompiled(network: nn.Module) -> Iterator[None]:
-    """The network's LSTMs by PyTorch's own operations, and then as before."""
-    lstms = [module for module in network.modules() if isinstance(module, PeepholeLSTM)]
-    before = [lstm.backend for lstm in lstms]
-    for lstm in lstms:
-        lstm.backend = "reference"
-    try:
-        yield
-    finally:
-        for lstm, backend in zip(lstms, before, strict=True):
-            lstm.backend = backend
