@@ -1,5 +1,6 @@
 """Features: against Kaldi's, ragged batches, statistics, the cache, and files that are no good."""
 
+import errno
 import threading
 import time
 
@@ -339,11 +340,12 @@ def test_a_write_that_fails_leaves_nothing(counted, monkeypatch):
     pair, _, cache = counted
 
     def fail(*paths):
-        raise OSError("no space")
+        raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr("transduce.audio.cache.os.replace", fail)
-    with pytest.raises(OSError, match="no space"):
+    monkeypatch.setattr("transduce.files.os.replace", fail)
+    with pytest.raises(OSError, match="no space") as failure:
         FrameReader(cache=cache)(pair)
+    assert failure.value.filename.endswith(".npy")
     assert list(cache.iterdir()) == []
 
 
