@@ -22,8 +22,8 @@ from transduce.data.dictionaries import read_sigmorphon
 from transduce.data.pairs import Pair, Splits, Symbols
 from transduce.evaluation import nearest_error_rate
 from transduce.model.checkpoint import TrainedModel, load_model
+from transduce.model.losses import sequence_losses
 from transduce.model.recognition import recognise
-from transduce.training.losses import sequence_losses
 
 CELLS = 1_000_000  # of padded lattice at once
 

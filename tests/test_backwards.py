@@ -16,9 +16,9 @@ from transduce.data.pairs import Notation, Origin, Pair
 from transduce.decoding import Hypothesis
 from transduce.decoding.hypothesis import Timing
 from transduce.model.checkpoint import TrainedModel, load_ensemble, load_model, save_model
+from transduce.model.losses import consistent_losses, sequence_losses
 from transduce.model.recognition import evaluate, recognise, transcript, validation_error
 from transduce.model.signature import Signature
-from transduce.training.losses import consistent_losses, sequence_losses
 from transduce.training.pretraining import PretrainingError, check_direction
 
 CHARACTERS = Notation("characters", None)

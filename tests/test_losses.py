@@ -10,7 +10,7 @@ from transduce.architectures import NetworkConfig, build_network
 from transduce.data.batches import Batch, Example
 from transduce.data.pairs import Origin, Pair
 from transduce.lattice.consistency import disagreement, lattice_disagreement
-from transduce.training.losses import consistent_losses, ctc_can_align, sequence_losses
+from transduce.model.losses import consistent_losses, ctc_can_align, sequence_losses
 
 
 def example(frames, labels):

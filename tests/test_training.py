@@ -21,10 +21,10 @@ from transduce import greedy_search
 from transduce.architectures import build_network
 from transduce.data.batches import Batch, Batches
 from transduce.model.checkpoint import load_model
+from transduce.model.losses import consistent_losses, sequence_losses
 from transduce.training import fit as training
 from transduce.training.corpus import read_corpus
 from transduce.training.fit import NonFiniteLoss, TrainingError, fit, learning_rate
-from transduce.training.losses import consistent_losses, sequence_losses
 from transduce.training.progress import Progress
 from transduce.training.recipe import TrainConfig, read_recipe, recipe_toml
 

@@ -24,9 +24,9 @@ from transduce.evaluation import (
     nearest_error_rate,
 )
 from transduce.model.checkpoint import TrainedModel
+from transduce.model.losses import ctc_can_align, sequence_losses
 from transduce.model.transcripts import Transcript
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
-from transduce.training.losses import ctc_can_align, sequence_losses
 
 CELLS = 1_000_000  # of padded lattice that are taken at once
 FRAMES = {"cpu": 4096, "cuda": 200_000}  # that are searched at once: caches like few, GPUs many

@@ -40,9 +40,9 @@ from transduce.model.checkpoint import (
     save_model,
     write_tensors,
 )
+from transduce.model.losses import consistent_losses, ctc_can_align, sequence_losses
 from transduce.settings import flat_settings, settings_from
 from transduce.training.corpus import Corpus, read_corpus
-from transduce.training.losses import consistent_losses, ctc_can_align, sequence_losses
 from transduce.training.pretraining import (
     PretrainingError,
     check_direction,
