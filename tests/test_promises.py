@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "transduce"
 # From the top of the tree down; a folder's files stand where it stands, its doors last.
 ORDER = [
-    *("alphabet", "files", "settings"),
+    *("alphabet", "files", "settings", "sequences"),
     *("data.pairs", "data.manifest", "data.timit", "data.dictionaries", "data.batches", "data"),
     *("audio.resampling", "audio.sound", "audio.features", "audio.cache", "audio"),
     *("kernels.simd.options", "kernels.simd.threads", "kernels.simd.functions"),

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from transduce.alphabet import Alphabet
 from transduce.data.pairs import DataError, Pair, encode, skipping, source_symbols
+from transduce.sequences import reverse_padded
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,22 +72,14 @@ class Batch:
             return self
         return Batch(self.pairs * copies, *(torch.cat([t] * copies) for t in self.tensors))
 
-    def from_the_end(self) -> Batch:
-        """The batch with all sequences turned round."""
-        frames = from_the_end(self.frames, self.num_frames)
-        labels = from_the_end(self.labels, self.num_labels)
+    def reversed(self) -> Batch:
+        """Reverse the frames and the labels of each example in time."""
+        frames = reverse_padded(self.frames, self.num_frames)
+        labels = reverse_padded(self.labels, self.num_labels)
         return Batch(self.pairs, frames, self.num_frames, labels, self.num_labels)
 
     def __len__(self) -> int:
         return len(self.pairs)
-
-
-def from_the_end(sequences: Tensor, lengths: Tensor) -> Tensor:
-    """Sequences [B, T, ...], each turned round, its padding left where it is."""
-    places = torch.arange(sequences.shape[1], device=sequences.device)
-    turned = lengths[:, None].to(places.device) - 1 - places
-    rows = torch.arange(len(sequences), device=places.device)[:, None]
-    return sequences[rows, turned.where(turned >= 0, places)]
 
 
 def text_examples(

@@ -65,7 +65,7 @@ def recognise(
         at_once //= beam_width * len(set(network.backwards))
     for indices, batch in _batches(model, unlabelled, at_once):
         if model.config.backwards:
-            batch = batch.from_the_end()
+            batch = batch.reversed()
         if isinstance(network, TranscriptionNetwork):
             hypotheses = _ctc(network, batch, beam_width)
         elif isinstance(network, Ensemble):
