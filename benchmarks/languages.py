@@ -106,7 +106,7 @@ def _log_likelihoods(
         for i, y in (candidates[row] for row in rows)
     ]
     batches = Batches(labelled, max_cells=CELLS, seed=0, max_sequences=64)
-    order = batches.in_order()
+    order = batches.by_length()
     for ids, batch in zip(order, batches.load(order), strict=True):
         losses = sequence_losses(model.network.eval(), model.config, batch.to(DEVICE))
         found[[rows[i] for i in ids]] = -losses.double().cpu()

@@ -78,8 +78,8 @@ def test_the_losses_are_those_of_the_sequences_turned_round():
     found = sequence_losses(model.network, model.config, batch)
     torch.testing.assert_close(found, expected)
     assert not torch.allclose(found, sequence_losses(model.network, forwards(model).config, batch))
-    twice = consistent_losses(model.network, model.config, batch.times(2))
-    also = consistent_losses(model.network, forwards(model).config, round_.times(2))
+    twice = consistent_losses(model.network, model.config, batch.repeat(2))
+    also = consistent_losses(model.network, forwards(model).config, round_.repeat(2))
     torch.testing.assert_close(twice, also)
 
 

@@ -200,7 +200,7 @@ def _batches(
 ) -> Iterator[tuple[list[int], Batch]]:
     """Batches on the model's device, and which examples each has."""
     batches = Batches(examples, max(max_cells, _largest(examples)), 0)
-    for indices in batches.in_order():
+    for indices in batches.by_length():
         [batch] = batches.load([indices])
         yield indices, batch.to(_device(model))
 

@@ -236,7 +236,7 @@ class _Run:
         fabric = self.fabric
         self.network.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=fabric.device)  # nats, labels, mistakes
-        mine = self.validation.in_order()[fabric.global_rank :: fabric.world_size]
+        mine = self.validation.by_length()[fabric.global_rank :: fabric.world_size]
         for batch in self.validation.load(mine):
             batch = batch.to(fabric.device)
             sums[0] += sequence_losses(self.plain, self.recipe.network, batch).double().sum()
