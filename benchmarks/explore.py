@@ -13,12 +13,12 @@ from measure import machine, medians, show
 from transduce.alphabet import Alphabet
 from transduce.architectures import NetworkConfig, build_network
 from transduce.audio.features import FeatureSettings, Statistics
+from transduce.audio.sound import encode_wav
 from transduce.data.pairs import Notation
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.signature import Signature
 from transduce.web.explorer import Explorer
 from transduce.web.server import create_app
-from transduce.web.sounds import encode_wav
 from transduce.web.wire import unpack
 
 T, U, LABELS = 300, 40, 39

@@ -46,7 +46,7 @@ def main() -> None:
         bias[NULL] = learnt - null
         fusion = {"fusion": ngram, "fusion_weight": weight} if weight else {}
         found, wanted = [], []
-        for batch in batches.load(batches.in_order()):
+        for batch in batches.load(batches.by_length()):
             inputs = (batch.frames.to(DEVICE), batch.num_frames.to(DEVICE))
             for best in beam_search(
                 network, *inputs, beam_width=int(width), with_timings=False, **fusion

@@ -22,8 +22,8 @@ from transduce.data.dictionaries import read_sigmorphon
 from transduce.data.pairs import Pair, Splits, Symbols
 from transduce.evaluation import nearest_error_rate
 from transduce.model.checkpoint import TrainedModel, load_model
+from transduce.model.losses import sequence_losses
 from transduce.model.recognition import recognise
-from transduce.training.losses import sequence_losses
 
 CELLS = 1_000_000  # of padded lattice at once
 
@@ -106,7 +106,7 @@ def _log_likelihoods(
         for i, y in (candidates[row] for row in rows)
     ]
     batches = Batches(labelled, max_cells=CELLS, seed=0, max_sequences=64)
-    order = batches.in_order()
+    order = batches.by_length()
     for ids, batch in zip(order, batches.load(order), strict=True):
         losses = sequence_losses(model.network.eval(), model.config, batch.to(DEVICE))
         found[[rows[i] for i in ids]] = -losses.double().cpu()

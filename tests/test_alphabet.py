@@ -41,7 +41,7 @@ def test_an_id_below_null_is_refused():
 
 def test_a_symbol_may_be_known_in_its_other_case():
     alphabet = Alphabet(["a", "B", "'", "c", "C"])
-    assert alphabet.respelt("AbcC\N{RIGHT SINGLE QUOTATION MARK}7") == [
+    assert alphabet.respell("AbcC\N{RIGHT SINGLE QUOTATION MARK}7") == [
         "a",
         "B",
         "c",
@@ -49,6 +49,6 @@ def test_a_symbol_may_be_known_in_its_other_case():
         "'",
         "7",
     ]
-    assert alphabet.encode_known("AbcC7") == [1, 2, 4, 5, 0]
+    assert alphabet.encode_or_null("AbcC7") == [1, 2, 4, 5, 0]
     with pytest.raises(ValueError, match="'A', at position 0"):
         alphabet.encode("A")  # of targets, what is written is what is meant

@@ -11,14 +11,15 @@ from transduce import Ensemble
 from transduce.alphabet import Alphabet
 from transduce.analysis.lattice import view_lattice
 from transduce.architectures import NetworkConfig, build_network
-from transduce.data.batches import Batch, from_the_end
+from transduce.data.batches import Batch
 from transduce.data.pairs import Notation, Origin, Pair
 from transduce.decoding import Hypothesis
 from transduce.decoding.hypothesis import Timing
 from transduce.model.checkpoint import TrainedModel, load_ensemble, load_model, save_model
+from transduce.model.losses import consistent_losses, sequence_losses
 from transduce.model.recognition import evaluate, recognise, transcript, validation_error
 from transduce.model.signature import Signature
-from transduce.training.losses import consistent_losses, sequence_losses
+from transduce.sequences import reverse_padded
 from transduce.training.pretraining import PretrainingError, check_direction
 
 CHARACTERS = Notation("characters", None)
@@ -62,12 +63,12 @@ def learnt(request):
 
 def test_sequences_are_turned_round_and_padding_stays():
     ids, lengths = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [0, 0, 0, 0]]), torch.tensor([4, 2, 0])
-    assert from_the_end(ids, lengths).tolist() == [[4, 3, 2, 1], [6, 5, 0, 0], [0, 0, 0, 0]]
+    assert reverse_padded(ids, lengths).tolist() == [[4, 3, 2, 1], [6, 5, 0, 0], [0, 0, 0, 0]]
     vectors = torch.randn(2, 5, 3)
-    found = from_the_end(vectors, torch.tensor([3, 5]))
+    found = reverse_padded(vectors, torch.tensor([3, 5]))
     assert torch.equal(found[0], torch.cat((vectors[0, :3].flip(0), vectors[0, 3:])))
     assert torch.equal(found[1], vectors[1].flip(0))
-    assert from_the_end(torch.zeros(2, 0), torch.tensor([0, 0])).shape == (2, 0)
+    assert reverse_padded(torch.zeros(2, 0), torch.tensor([0, 0])).shape == (2, 0)
 
 
 def test_the_losses_are_those_of_the_sequences_turned_round():
@@ -77,8 +78,8 @@ def test_the_losses_are_those_of_the_sequences_turned_round():
     found = sequence_losses(model.network, model.config, batch)
     torch.testing.assert_close(found, expected)
     assert not torch.allclose(found, sequence_losses(model.network, forwards(model).config, batch))
-    twice = consistent_losses(model.network, model.config, batch.times(2))
-    also = consistent_losses(model.network, forwards(model).config, round_.times(2))
+    twice = consistent_losses(model.network, model.config, batch.repeat(2))
+    also = consistent_losses(model.network, forwards(model).config, round_.repeat(2))
     torch.testing.assert_close(twice, also)
 
 

@@ -47,7 +47,7 @@ lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 20)), min_size=1
 @given(lengths, st.integers(60 * 21, 9000), st.integers(0, 3), st.sampled_from([1, 2, 3]))
 def test_every_example_comes_once_and_no_batch_has_too_many_cells(sizes, max_cells, seed, pooling):
     batches = Batches([example_of(*s) for s in sizes], max_cells, seed, pooling=pooling)
-    for order in (batches.epoch(0), batches.epoch(1), batches.in_order()):
+    for order in (batches.epoch(0), batches.epoch(1), batches.by_length()):
         assert sorted(i for batch in order for i in batch) == list(range(len(sizes)))
         for batch in order:
             B, T, U = batches.shape(batch)
@@ -101,7 +101,7 @@ def test_batches_have_little_padding_in_their_lattices(kind, least):
         examples = [alone(example.num_labels) for example in examples]
     batches = Batches(examples, 10_000 if kind == "pairs" else 500, seed=0)
     cells = sum(T * U for T, U in batches.sizes)
-    for order, share in ((batches.epoch(0), least), (batches.in_order(), 0.75)):
+    for order, share in ((batches.epoch(0), least), (batches.by_length(), 0.75)):
         shapes = [batches.shape(batch) for batch in order]
         assert cells / sum(B * max(1, T) * (U + 1) for B, T, U in shapes) > share
 

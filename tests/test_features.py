@@ -1,5 +1,7 @@
 """Features: against Kaldi's, ragged batches, statistics, the cache, and files that are no good."""
 
+import errno
+import io
 import threading
 import time
 
@@ -11,7 +13,7 @@ from torch.testing import assert_close
 
 from transduce.audio.cache import FrameReader, read_features
 from transduce.audio.features import SPECTROGRAM, Features, FeatureSettings, Statistics, deltas
-from transduce.audio.sound import read_wave
+from transduce.audio.sound import UnreadableSound, decode, encode_wav, read_wave
 from transduce.data.manifest import read_manifest
 from transduce.data.pairs import Audio, DataError, Frames, Notation, Origin, Pair
 
@@ -279,6 +281,21 @@ def test_frames_of_two_sizes_do_not_go_together(tmp_path):
     assert len(list(FrameReader().all(pairs, [], size=4))) == 1
 
 
+def test_a_path_and_bytes_are_decoded_alike(tmp_path):
+    content = encode_wav(noise(8_000), 16_000)
+    (tmp_path / "a.wav").write_bytes(content)
+    seen = []
+    check = lambda sound: seen.append((sound.samplerate, sound.channels))  # noqa: E731
+    for file in (tmp_path / "a.wav", io.BytesIO(content)):
+        assert_close(decode(file, 16_000, check), noise(8_000), atol=1 / 32768, rtol=0)
+    assert seen == [(16_000, 1)] * 2
+    part = decode(io.BytesIO(content), 16_000, check, start=0.1, duration=0.2)
+    assert torch.equal(part, decode(tmp_path / "a.wav", 16_000, check)[1_600:4_800])
+    assert len(decode(io.BytesIO(content), 8_000, check)) == 4_000
+    with pytest.raises(UnreadableSound, match="Format not recognised"):
+        decode(io.BytesIO(b"this is no sound"), 16_000, check)
+
+
 # --- The cache ----------------------------------------------------------------------------------
 
 
@@ -339,11 +356,12 @@ def test_a_write_that_fails_leaves_nothing(counted, monkeypatch):
     pair, _, cache = counted
 
     def fail(*paths):
-        raise OSError("no space")
+        raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr("transduce.audio.cache.os.replace", fail)
-    with pytest.raises(OSError, match="no space"):
+    monkeypatch.setattr("transduce.files.os.replace", fail)
+    with pytest.raises(OSError, match="no space") as failure:
         FrameReader(cache=cache)(pair)
+    assert failure.value.filename.endswith(".npy")
     assert list(cache.iterdir()) == []
 
 

@@ -10,7 +10,7 @@ from transduce.architectures import NetworkConfig, build_network
 from transduce.data.batches import Batch, Example
 from transduce.data.pairs import Origin, Pair
 from transduce.lattice.consistency import disagreement, lattice_disagreement
-from transduce.training.losses import consistent_losses, ctc_can_align, sequence_losses
+from transduce.model.losses import consistent_losses, ctc_can_align, sequence_losses
 
 
 def example(frames, labels):
@@ -83,7 +83,7 @@ def test_a_network_that_has_come_to_give_no_numbers_has_nan(kind):
 @pytest.mark.parametrize("kind", ["transducer", "ctc", "prediction"])
 def test_what_is_seen_twice_has_its_mean_loss_and_its_disagreement(kind):
     network, config = network_of(kind, dropout=0.5)
-    views = BATCH.times(2)
+    views = BATCH.repeat(2)
     torch.manual_seed(0)
     losses, apart = consistent_losses(network, config, views)
     torch.manual_seed(0)
@@ -109,6 +109,6 @@ def test_a_network_that_says_no_numbers_has_no_loss_seen_twice_either():
     network, config = network_of("transducer")
     with torch.no_grad():
         network.prediction_network.output.bias[1] = torch.nan
-    losses, apart = consistent_losses(network, config, BATCH.times(2))
+    losses, apart = consistent_losses(network, config, BATCH.repeat(2))
     assert losses.isnan().all()
     assert not apart.any()

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "transduce"
 # From the top of the tree down; a folder's files stand where it stands, its doors last.
 ORDER = [
-    *("alphabet", "files", "settings"),
+    *("alphabet", "files", "settings", "sequences"),
     *("data.pairs", "data.manifest", "data.timit", "data.dictionaries", "data.batches", "data"),
     *("audio.resampling", "audio.sound", "audio.features", "audio.cache", "audio"),
     *("kernels.simd.options", "kernels.simd.threads", "kernels.simd.functions"),
@@ -26,8 +26,8 @@ ORDER = [
     *("decoding.cpu", "decoding.trie", "decoding.eager", "decoding.search", "decoding.steps"),
     *("decoding.ctc", "decoding.ensemble", "decoding"),
     "architectures",
-    *("model.signature", "model.checkpoint", "model.transcripts", "training.losses", "evaluation"),
-    *("model.recognition", "model.inputs", "model.model", "model"),
+    *("model.signature", "model.checkpoint", "model.transcripts", "model.losses", "evaluation"),
+    *("model.recognition", "model.inputs", "model.model", "model", "tables"),
     *("training.corpus", "training.recipe", "training.pretraining", "training.regularisation"),
     *("training.progress", "training.fit", "training"),
     *("analysis.lattice", "analysis.sensitivity", "analysis.figures", "analysis"),
@@ -108,6 +108,21 @@ except ImportError:
     pass
 else:
     raise AssertionError("nothing was blocked")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_loading_a_model_imports_no_training_no_corpus_and_no_terminal():
+    unwanted = (
+        "rich lightning lightning_fabric transduce.training transduce.data.timit "
+        "transduce.data.dictionaries transduce.tables"
+    )
+    code = f"""
+import sys
+import transduce.model.model
+found = [name for name in {unwanted.split()} if name in sys.modules]
+assert not found, found
+assert "transduce.evaluation" in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 

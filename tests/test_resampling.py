@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from transduce.audio.resampling import resample
+from transduce.audio.resampling import RateError, resample
 
 RATES = [(44_100, 16_000), (48_000, 16_000), (22_050, 16_000), (8_000, 16_000), (16_000, 11_025)]
 
@@ -42,5 +42,5 @@ def test_the_same_rate_leaves_the_wave():
 
 
 def test_rates_with_too_little_in_common_are_refused():
-    with pytest.raises(ValueError, match="44101 and 16000 samples a second"):
+    with pytest.raises(RateError, match="44101 and 16000 samples a second"):
         resample(torch.zeros(10), 44_101, 16_000)

@@ -10,6 +10,7 @@ from rich.console import Console
 from transduce.audio.sound import read_wave, sphere_header
 from transduce.data.pairs import Audio, DataError
 from transduce.data.timit import CORE_TEST_SPEAKERS, PHONES, fold, read_timit
+from transduce.tables import timit_table
 
 
 def sphere(samples, *, rate=16_000, byte_format="01", coding=None):
@@ -59,7 +60,7 @@ def test_the_whole_corpus_has_the_papers_counts(whole):
     assert corpus.counts == {"training": 3512, "validation": 184, "test": 192}
     assert corpus.complete
     printed = StringIO()
-    Console(width=80, file=printed).print(corpus.table())
+    Console(width=80, file=printed).print(timit_table(corpus))
     assert "validation set: seed 7" in printed.getvalue()
     assert "part" not in printed.getvalue()
     names = [pair.name for split in (corpus.training, corpus.validation) for pair in split]
@@ -90,7 +91,7 @@ def test_lower_case_is_read_too_and_a_part_is_not_called_timit(tmp_path):
         read_timit(tmp_path)
     corpus = read_timit(tmp_path, partial=True)
     assert not corpus.complete
-    assert "a part of TIMIT" in str(corpus.table().title)
+    assert "a part of TIMIT" in str(timit_table(corpus).title)
     assert corpus.test[0].source.path.name == "si1.wav"
 
 

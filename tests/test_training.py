@@ -21,10 +21,10 @@ from transduce import greedy_search
 from transduce.architectures import build_network
 from transduce.data.batches import Batch, Batches
 from transduce.model.checkpoint import load_model
+from transduce.model.losses import consistent_losses, sequence_losses
 from transduce.training import fit as training
 from transduce.training.corpus import read_corpus
 from transduce.training.fit import NonFiniteLoss, TrainingError, fit, learning_rate
-from transduce.training.losses import consistent_losses, sequence_losses
 from transduce.training.progress import Progress
 from transduce.training.recipe import TrainConfig, read_recipe, recipe_toml
 
@@ -127,7 +127,7 @@ def test_networks_that_are_to_agree_with_themselves_do(tmp_path, kind):
         recipe = toy_recipe(tmp_path, kind, max_epochs=6, consistency=consistency)
         recipe = replace(recipe, network=replace(recipe.network, dropout=0.3))
         model = run(recipe, tmp_path / f"run-{consistency}")
-        views = Batch.of(read_corpus(recipe.data).training).times(2)
+        views = Batch.of(read_corpus(recipe.data).training).repeat(2)
         model.network.train()
         torch.manual_seed(0)
         with torch.no_grad():

@@ -32,21 +32,21 @@ class Alphabet:
             ids.append(self._ids[symbol])
         return ids
 
-    def encode_known(self, symbols: Iterable[str]) -> list[int]:
+    def encode_or_null(self, symbols: Iterable[str]) -> list[int]:
         """The ids of the symbols, respelt where need be, null for those that the alphabet lacks."""
-        return [self._ids.get(symbol, NULL) for symbol in self.respelt(symbols)]
+        return [self._ids.get(symbol, NULL) for symbol in self.respell(symbols)]
 
-    def respelt(self, symbols: Iterable[str]) -> list[str]:
+    def respell(self, symbols: Iterable[str]) -> list[str]:
         """The symbols, those that the alphabet lacks in the other case, or with a plain apostrophe
         for a typographic one, if it has them so."""
         known = self._ids
-        return [symbol if symbol in known else self._respelt(symbol) for symbol in symbols]
+        return [symbol if symbol in known else self._respell_symbol(symbol) for symbol in symbols]
 
     def unknown(self, symbols: Iterable[str]) -> list[str]:
         """Those of the symbols, in their order, that the alphabet lacks however they are spelt."""
-        return [symbol for symbol in self.respelt(symbols) if symbol not in self._ids]
+        return [symbol for symbol in self.respell(symbols) if symbol not in self._ids]
 
-    def _respelt(self, symbol: str) -> str:
+    def _respell_symbol(self, symbol: str) -> str:
         plain = "'" if symbol == "\N{RIGHT SINGLE QUOTATION MARK}" else symbol
         spellings = (symbol.lower(), symbol.upper(), plain)
         return next((near for near in spellings if near in self._ids), symbol)

@@ -11,9 +11,9 @@ from rich.table import Table
 from transduce.analysis import view_lattice
 from transduce.data.dictionaries import by_source
 from transduce.data.pairs import Pair
-from transduce.evaluation import results_table
 from transduce.model.checkpoint import TrainedModel, load_model
 from transduce.model.recognition import evaluate, recognise, validation_error
+from transduce.tables import results_table
 from transduce.training.corpus import read_splits
 from transduce.training.fit import fit
 from transduce.training.recipe import read_recipe

@@ -1,4 +1,4 @@
-"""How good outputs are: edit distance and error rates, bits per label, and how sure one can be."""
+"""Error rates by edit distance with bootstrap intervals; log-loss in bits per label."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from rapidfuzz.distance import Levenshtein
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
 from torch import Tensor
 
 Sequences = Sequence[Sequence[str]]
@@ -21,11 +19,11 @@ Sequences = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a rate lies in `confidence` of the test sets that one might have had."""
+    """A bootstrap confidence interval of a rate."""
 
     low: float
     high: float
-    confidence: float
+    confidence: float  # 0.95: the interval of 95 % of the resampled test sets
 
     def __str__(self) -> str:
         return f"{100 * self.low:.1f} to {100 * self.high:.1f} %"
@@ -33,83 +31,60 @@ class Interval:
 
 @dataclass(frozen=True)
 class Confusion:
-    """A mistake and how often it was made; None stands for nothing."""
+    """A kind of edit and its count in a set of outputs."""
 
-    target: str | None  # None: the output was inserted
-    output: str | None  # None: the target was deleted
+    target: str | None  # None: `output` is an insertion
+    output: str | None  # None: `target` is a deletion
     count: int
 
 
 @dataclass(frozen=True)
 class ErrorRate:
-    """The mistakes in a set of outputs."""
+    """The edits between a set of outputs and their targets."""
 
     num_sequences: int
     num_wrong_sequences: int  # outputs that equal none of their references
-    length: int  # of all targets together
+    length: int  # symbols in all targets
     substitutions: int
     insertions: int
     deletions: int
-    confusions: tuple[Confusion, ...]  # the commonest, most frequent first
-    interval: Interval | None  # of the rate
-    sequence_interval: Interval | None  # of the sequence rate
+    confusions: tuple[Confusion, ...]  # most frequent first; only the first few
+    interval: Interval | None  # of `rate`
+    sequence_interval: Interval | None  # of `sequence_rate`
 
     @property
     def edits(self) -> int:
+        """Return the summed edit distance (Levenshtein distance)."""
         return self.substitutions + self.insertions + self.deletions
 
     @property
     def rate(self) -> float:
-        """The paper's: summed edit distance over summed length of the targets."""
+        """Return the paper's error rate: summed edit distance over summed length of the targets."""
         return self.edits / self.length if self.length else math.nan
 
     @property
     def sequence_rate(self) -> float:
-        """The share of sequences that are wrong; a dictionary's word error rate."""
+        """Return the share of wrong sequences; for a dictionary, this is the word error rate."""
         return self.num_wrong_sequences / self.num_sequences if self.num_sequences else math.nan
 
     def as_dict(self) -> dict[str, Any]:
-        """The rates, and all that they are made of, for JSON, which has no NaN."""
+        """Return the rates and all fields for JSON; None replaces NaN, which JSON lacks."""
         rates = {"rate": self.rate, "sequence_rate": self.sequence_rate}
         return {k: None if math.isnan(v) else v for k, v in rates.items()} | asdict(self)
-
-    def table(self, symbol: str = "label") -> Table:
-        """The same to read, `symbol` being what the sequences are made of."""
-        sure = f"{100 * self.interval.confidence:g} % interval" if self.interval else ""
-        table = Table("measure", "value", sure)
-        rows = [
-            (f"{symbol} error rate", self.rate, self.interval),
-            ("sequence error rate", self.sequence_rate, self.sequence_interval),
-        ]
-        for name, rate, interval in rows:
-            table.add_row(name, f"{100 * rate:.2f} %", str(interval or ""))
-        for name in ("substitutions", "insertions", "deletions"):
-            count = getattr(self, name)
-            share = f" ({100 * count / self.length:.1f} %)" if self.length else ""
-            table.add_row(name, f"{count}{share}")
-        table.add_row(f"{symbol}s", str(self.length))
-        table.add_row("sequences", str(self.num_sequences))
-        for confusion in self.confusions:
-            target, output = (side or "∅" for side in (confusion.target, confusion.output))
-            table.add_row(f"{target} → {output}", str(confusion.count))
-        return table
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.table()
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A network's row of the paper's table."""
+    """The results of one network: a row of the paper's Table 1."""
 
     network: str  # transducer, CTC or prediction
     bits_per_label: float  # the log-loss
-    error: float  # its error rate; of a prediction network, its misclassification rate
-    detail: ErrorRate | None = None
-    epochs: int | None = None
+    error: float  # the error rate; for a prediction network, the misclassification rate
+    detail: ErrorRate | None = None  # None for a prediction network
+    epochs: int | None = None  # of training, where known
 
     def as_dict(self) -> dict[str, Any]:
-        """The row for JSON, which has no NaN."""
+        """Return the row for JSON; None replaces NaN, which JSON lacks."""
         row = {
             k: None if isinstance(v, float) and math.isnan(v) else v
             for k, v in asdict(self).items()
@@ -124,30 +99,8 @@ PAPER_TABLE = (
 )
 
 
-def results_table(
-    evaluations: Sequence[Evaluation], title: str | None = None, *, with_paper: bool = True
-) -> Table:
-    """The paper's Table 1: ours, with the paper's own beside it."""
-    columns = ("network", "epochs", "log-loss", "error rate")
-    table = Table(*columns, *(["paper, on TIMIT"] if with_paper else []), title=title)
-    paper = {row.network: row for row in PAPER_TABLE}
-    for row in evaluations:
-        theirs = paper.get(row.network)
-        numbers = (
-            row.network,
-            "" if row.epochs is None else str(row.epochs),
-            f"{row.bits_per_label:.2f}",
-            f"{100 * row.error:.1f} %",
-            f"{theirs.epochs}, {theirs.bits_per_label}, {100 * theirs.error:.1f} %"
-            if theirs
-            else "",
-        )
-        table.add_row(*numbers[: len(table.columns)])
-    return table
-
-
 def error_rate(outputs: Sequences, targets: Sequences, **options: Any) -> ErrorRate:
-    """The mistakes of outputs that have one target each; options as `nearest_error_rate` has."""
+    """Compare each output with its target; `options` are those of `nearest_error_rate`."""
     return nearest_error_rate(outputs, [[target] for target in targets], **options)
 
 
@@ -159,23 +112,25 @@ def nearest_error_rate(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> ErrorRate:
-    """The mistakes of outputs that may have several references, as words have pronunciations.
+    """Compare each output with the nearest of its references, such as a word's pronunciations.
 
-    An output is right if it equals any. Its edits, and the length they are divided by, are those
-    of the nearest reference: of the fewest edits, and among equals the first.
+    The nearest reference has the fewest edits; the first such counts. An output is wrong if it
+    equals none of its references.
     """
     if len(outputs) != len(references):
-        raise ValueError(f"there are {len(outputs)} outputs for {len(references)} targets")
+        raise ValueError(
+            f"there are {len(outputs)} outputs for {len(references)} targets; give as many of each"
+        )
     symbols = chain(*outputs, *(target for targets in references for target in targets))
     if len({isinstance(symbol, str) for symbol in symbols}) > 1:
         raise ValueError(
-            "some sequences are of symbols and some of ids; decode the ids with the alphabet"
+            "some sequences are symbols and some are ids; decode the ids with the alphabet"
         )
     confusions: Counter[tuple[str | None, str | None]] = Counter()
     edits, lengths = np.zeros(len(outputs), np.int64), np.zeros(len(outputs), np.int64)
     for i, (output, alternatives) in enumerate(zip(outputs, references, strict=True)):
         if not alternatives:
-            raise ValueError(f"output {i} has no reference")
+            raise ValueError(f"output {i} has no reference; give it one, or leave it out")
         nearest = min(alternatives, key=lambda target: Levenshtein.distance(target, output))
         mistakes = _mistakes(output, nearest)
         confusions.update(mistakes)
@@ -197,7 +152,7 @@ def nearest_error_rate(
 
 
 def _mistakes(output: Sequence[str], target: Sequence[str]) -> list[tuple[str | None, str | None]]:
-    """What was there and what was put for it, for every edit of a shortest way between them."""
+    """Return the target symbol and the output symbol of each edit; None for no symbol."""
     return [
         (
             None if edit.tag == "insert" else target[edit.src_pos],
@@ -208,15 +163,15 @@ def _mistakes(output: Sequence[str], target: Sequence[str]) -> list[tuple[str | 
 
 
 def bootstrap_interval(
-    errors: np.ndarray,  # of each sequence
-    lengths: np.ndarray,  # of each sequence
+    errors: np.ndarray,  # [N], errors in each sequence
+    lengths: np.ndarray,  # [N], symbols in each sequence
     num_resamples: int = 1000,
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Interval | None:
-    """The percentile interval of Σ errors / Σ lengths over sequences drawn with replacement.
+    """Return the percentile interval of Σ errors / Σ lengths, resampling whole sequences.
 
-    None if there is nothing to draw, or num_resamples is 0.
+    Return None if there are no sequences, no symbols or no resamples.
     """
     n = len(errors)
     if n == 0 or num_resamples == 0 or lengths.sum() == 0:
@@ -232,9 +187,9 @@ def bootstrap_interval(
 
 
 def bits_per_label(nats: float, num_labels: int) -> float:
-    """A summed log-loss in nats, such as that of `transducer_loss`, as bits for each label."""
+    """Convert a summed log-loss in nats, such as that of `transducer_loss`, to bits per label."""
     if num_labels < 1:
-        raise ValueError("there are no labels to share the loss")
+        raise ValueError("there are no labels to divide the loss by; give sequences with labels")
     return nats / (num_labels * math.log(2))
 
 
@@ -245,23 +200,23 @@ def misclassified(
     *,
     with_null: bool,
 ) -> int:
-    """How many labels the prediction network, given those before them, does not find likeliest.
+    """Count the labels that are not the likeliest output, given the labels before them.
 
-    Null is no answer, so where the network can output it, it is passed over. Divided by the number
-    of labels, this is the paper's error rate of the prediction network.
+    Ignore the null output where the network has one (`with_null`). The count divided by the number
+    of labels is the paper's error rate of the prediction network.
     """
     scores = prediction[:, :-1, 1:] if with_null else prediction[:, :-1]
     if scores.shape[:2] != labels.shape:
         raise ValueError(
-            f"prediction must be [B, U+1, ...] of labels {list(labels.shape)}, "
+            f"prediction must be [B, U+1, ...] for labels [B, U] = {list(labels.shape)}, "
             f"not {list(prediction.shape)}"
         )
     inside = torch.arange(labels.shape[1], device=labels.device) < num_labels[:, None]
     largest = int((labels * inside).max()) if labels.numel() else 0
     if largest > scores.shape[2]:
         raise ValueError(
-            f"there is a label {largest}, but the prediction has {scores.shape[2]} labels with "
-            f"with_null={with_null}; say with_null as the network was made"
+            f"there is a label {largest}, but with_null={with_null} leaves {scores.shape[2]} "
+            "labels in prediction; pass with_null as the network has it"
         )
     wrong = scores.argmax(-1) + 1 != labels
     return int((wrong & inside).sum())

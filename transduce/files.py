@@ -1,27 +1,32 @@
-"""Files that are there whole, or not at all."""
+"""Write files atomically."""
 
 from __future__ import annotations
 
 import os
+import secrets
 from contextlib import suppress
 from pathlib import Path
 
 
 def write_by_rename(path: Path, content: bytes) -> None:
-    """The file is what it was, or what it is to be, whenever one looks.
+    """Write `content` to a temporary file beside `path`, then rename it to `path`.
 
-    An OSError names the file, and leaves nothing beside it.
+    Readers see the old content or the new one, never a part. Several processes may write the same
+    path: each has a temporary file of its own, and the last rename wins. A write that fails leaves
+    no temporary file behind; its OSError names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.unfinished")
+    temporary = path.with_name(f"{secrets.token_hex(8)}.unfinished")
     try:
-        with unfinished.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except OSError as error:
+        os.replace(temporary, path)
+    except BaseException as error:
         with suppress(OSError):
-            unfinished.unlink()
-        error.filename, error.filename2 = str(path), None  # a full disk names none
+            temporary.unlink()
+        if isinstance(error, OSError) and error.errno is not None:
+            # The error names the temporary file, or, on a full disk, none.
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from torch import Tensor
 from transduce.audio.features import Features, FeatureSettings
 from transduce.audio.sound import read_wave
 from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair
+from transduce.files import write_by_rename
 
 # Raised whenever the same settings give other numbers: the cache then starts anew.
 VERSION = 1
@@ -83,7 +83,9 @@ class FrameReader:
         if (frames := _load_if_whole(kept, self.features.settings.size)) is not None:
             return frames
         frames = self._computed(source, pair.origin)
-        _save_by_rename(kept, frames)
+        content = io.BytesIO()
+        np.save(content, frames.numpy())
+        write_by_rename(kept, content.getvalue())
         return frames
 
     def all(
@@ -174,17 +176,3 @@ def _load_if_whole(path: Path, size: int) -> Tensor | None:
         return read_features(Frames(path), size)
     except DataError:
         return None
-
-
-def _save_by_rename(path: Path, frames: Tensor) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = io.BytesIO()
-    np.save(content, frames.numpy())
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".unfinished", delete=False) as file:
-        try:
-            file.write(content.getvalue())
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise

@@ -1,90 +1,123 @@
-"""Sound files to samples."""
+"""Sound files and bytes <-> samples."""
 
 from __future__ import annotations
 
+import io
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import soundfile
 import torch
 from torch import Tensor
 
-from transduce.audio.resampling import resample
+from transduce.audio.resampling import RateError, resample
 from transduce.data.pairs import Audio, Origin
 
 NO_SUCH_FILE = 7  # libsndfile's SFE_BAD_FILE
 
 
+class UnreadableSound(ValueError):
+    """An error of libsndfile; its text is libsndfile's reason, or empty."""
+
+
+def decode(
+    file: Path | BinaryIO,
+    sample_rate: int,
+    check: Callable[[soundfile.SoundFile], None],
+    *,
+    start: float = 0.0,  # seconds
+    duration: float | None = None,  # seconds; None: to the end
+) -> Tensor:
+    """Decode sound to samples [N] in [-1, 1] at `sample_rate`; average its channels.
+
+    `check` gets the open file before any samples are decoded, and raises an error to refuse it.
+    Raise UnreadableSound if libsndfile cannot decode the file, RateError if its sample rate cannot
+    be converted.
+    """
+    try:
+        with soundfile.SoundFile(file) as sound:
+            check(sound)
+            rate = sound.samplerate
+            if start:
+                sound.seek(min(round(start * rate), sound.frames))
+            num_samples = -1 if duration is None else round(duration * rate)
+            samples = sound.read(num_samples, dtype="float32", always_2d=True).mean(1)
+    # soundfile raises a TypeError for a .raw file, which has no header.
+    except (soundfile.SoundFileError, OSError, TypeError) as error:
+        # libsndfile says "no such file" of an MP3 file that exists but is damaged.
+        missing = getattr(error, "code", None) == NO_SUCH_FILE
+        reason = "" if missing else str(getattr(error, "error_string", error)).rstrip(".")
+        raise UnreadableSound(reason) from None
+    return resample(torch.from_numpy(samples), rate, sample_rate)
+
+
 def read_wave(
     audio: Audio, sample_rate: int, origin: Origin | None = None, *, convert: bool = False
 ) -> Tensor:
-    """The samples [N] in [-1, 1] of a sound file: WAV, FLAC, Opus, NIST SPHERE and the like.
+    """Read the samples [N] in [-1, 1] of a sound file: WAV, FLAC, Opus, NIST SPHERE and others.
 
-    One that has another sample rate, or several channels, is refused, because what a model learns
-    from should be of one kind; with `convert` it is resampled, and the mean of its channels taken.
+    Refuse a file with another sample rate or several channels, because a training set should have
+    one format; with `convert`, resample it and average its channels instead.
 
-    What is wrong with it is a DataError that begins with `origin`, the line that names the file.
+    Raise a DataError that begins with `origin`, the line of the manifest that names the file.
     """
     origin, path = origin or Origin(audio.path), audio.path
     if not path.is_file():
         raise origin.error(f"there is no file {path}; check the path")
+
+    def check(sound: soundfile.SoundFile) -> None:
+        rate = sound.samplerate
+        if rate != sample_rate and not convert:
+            raise origin.error(
+                f"{path} has {rate} samples a second where {sample_rate} are "
+                f"wanted; convert it with `sox {path.name} -r {sample_rate} new.wav`"
+            )
+        if sound.channels != 1 and not convert:
+            raise origin.error(
+                f"{path} has {sound.channels} channels; mix them into one with "
+                f"`sox {path.name} -c 1 new.wav`"
+            )
+        if audio.start is not None and round(audio.start * rate) >= sound.frames > 0:
+            raise origin.error(
+                f"{path} has {sound.frames / rate:.2f} seconds, so that the offset "
+                f"{audio.start:.2f} is past its end; correct the offset"
+            )
+
+    # Without a start, the duration is only what the manifest promises of the whole file.
+    start, duration = (0.0, None) if audio.start is None else (audio.start, audio.duration)
     try:
-        header = sphere_header(path)
-        if header is not None and "shorten" in header.get("sample_coding", ""):
+        header = sphere_header(path) or {}
+        if "shorten" in header.get("sample_coding", ""):
             raise origin.error(
                 f"{path} is compressed by shorten; decompress it with `sph2pipe -f wav` or `sox`"
             )
-        with soundfile.SoundFile(path) as file:
-            rate = file.samplerate
-            if rate != sample_rate and not convert:
-                raise origin.error(
-                    f"{path} has {rate} samples a second where {sample_rate} are "
-                    f"wanted; convert it with `sox {path.name} -r {sample_rate} new.wav`"
-                )
-            if file.channels != 1 and not convert:
-                raise origin.error(
-                    f"{path} has {file.channels} channels; mix them into one with "
-                    f"`sox {path.name} -c 1 new.wav`"
-                )
-            wanted = -1  # to the end
-            if audio.start is not None:
-                first = round(audio.start * rate)
-                if first >= file.frames > 0:
-                    raise origin.error(
-                        f"{path} has {file.frames / rate:.2f} seconds, so that the offset "
-                        f"{audio.start:.2f} is past its end; correct the offset"
-                    )
-                file.seek(min(first, file.frames))
-                if audio.duration is not None:
-                    wanted = round(audio.duration * rate)
-            samples = file.read(wanted, dtype="float32", always_2d=True).mean(1)
-    # A TypeError is for a .raw file, which does not say what is in it.
-    except (soundfile.SoundFileError, OSError, TypeError) as error:
-        reason = f" ({str(getattr(error, 'error_string', error)).rstrip('.')})"
-        if getattr(error, "code", None) == NO_SUCH_FILE:  # it exists: this is said of a bad MP3
-            reason = ""
+        wave = decode(path, sample_rate, check, start=start, duration=duration)
+    except RateError as error:
+        raise origin.error(
+            f"{path}: {error}; convert it with `sox {path.name} -r {sample_rate} new.wav`"
+        ) from None
+    except (UnreadableSound, OSError) as error:
+        reason = f" ({error})" if str(error) else ""
         raise origin.error(
             f"{path} is not audio that can be read{reason}; record or convert it again"
         ) from None
     promised = audio.duration
-    if header is not None and audio.start is None and header.get("sample_count", "").isdigit():
-        promised = int(header["sample_count"]) / rate
-    seconds = len(samples) / rate
-    # A recording that stops early has lost what its transcript goes on to say.
+    counts = [header.get(name, "") for name in ("sample_count", "sample_rate")]
+    if audio.start is None and all(count.isdigit() for count in counts):
+        promised = int(counts[0]) / max(1, int(counts[1]))
+    seconds = len(wave) / sample_rate
+    # A file that was cut off lacks the end of its transcript.
     if promised is not None and seconds < 0.95 * promised - 0.1:
         raise origin.error(
             f"{path} ends after {seconds:.2f} of its {promised:.2f} seconds; copy it again"
         )
-    try:
-        return resample(torch.from_numpy(samples), rate, sample_rate)
-    except ValueError as error:
-        raise origin.error(
-            f"{path}: {error}; convert it with `sox {path.name} -r {sample_rate} new.wav`"
-        ) from None
+    return wave
 
 
 def sphere_header(path: Path) -> dict[str, str] | None:
-    """The fields of a NIST SPHERE file's header; None if it is another kind of file."""
+    """Read the header fields of a NIST SPHERE file; return None for any other kind of file."""
     with path.open("rb") as file:
         magic, size = file.readline(8), file.readline(16)
         if magic.strip() != b"NIST_1A" or not size.strip().isdigit():
@@ -95,3 +128,10 @@ def sphere_header(path: Path) -> dict[str, str] | None:
         if found := re.match(r"(\S+) -(?:i|r|s\d+) (.*)", line):
             fields[found[1]] = found[2].strip()
     return fields
+
+
+def encode_wav(wave: Tensor, sample_rate: int) -> bytes:
+    """Encode the samples [N] of `wave` as a WAV file of 16-bit integers."""
+    content = io.BytesIO()
+    soundfile.write(content, wave.numpy(), sample_rate, format="WAV", subtype="PCM_16")
+    return content.getvalue()

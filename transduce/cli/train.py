@@ -20,11 +20,12 @@ from rich.console import Console
 from transduce.cli.runs import Device, load_runs, runs_and_files, test_pairs
 from transduce.cli.terminal import sentences, working
 from transduce.data.pairs import DataError, skipped_report
-from transduce.evaluation import Evaluation, results_table
+from transduce.evaluation import Evaluation
 from transduce.model.checkpoint import CONFIG_FILE
 from transduce.model.recognition import evaluate as evaluation_of
 from transduce.model.recognition import validation_error
 from transduce.settings import RecipeError
+from transduce.tables import error_table, results_table
 from transduce.training.recipe import Recipe, read_recipe
 
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
@@ -241,4 +242,4 @@ def _show(rows: Sequence[Evaluation], *, with_paper: bool) -> None:
     console.print(results_table(rows, with_paper=with_paper))
     for row in rows:
         if row.detail is not None and len(rows) == 1:
-            console.print(row.detail)
+            console.print(error_table(row.detail))

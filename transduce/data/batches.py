@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from transduce.alphabet import Alphabet
 from transduce.data.pairs import DataError, Pair, encode, skipping, source_symbols
+from transduce.sequences import reverse_padded
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,28 +66,20 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         return Batch(self.pairs, *(t.to(device) for t in self.tensors))
 
-    def times(self, copies: int) -> Batch:
+    def repeat(self, copies: int) -> Batch:
         """The batch so many times, one copy after the other."""
         if copies == 1:
             return self
         return Batch(self.pairs * copies, *(torch.cat([t] * copies) for t in self.tensors))
 
-    def from_the_end(self) -> Batch:
-        """The batch with all sequences turned round."""
-        frames = from_the_end(self.frames, self.num_frames)
-        labels = from_the_end(self.labels, self.num_labels)
+    def reversed(self) -> Batch:
+        """Reverse the frames and the labels of each example in time."""
+        frames = reverse_padded(self.frames, self.num_frames)
+        labels = reverse_padded(self.labels, self.num_labels)
         return Batch(self.pairs, frames, self.num_frames, labels, self.num_labels)
 
     def __len__(self) -> int:
         return len(self.pairs)
-
-
-def from_the_end(sequences: Tensor, lengths: Tensor) -> Tensor:
-    """Sequences [B, T, ...], each turned round, its padding left where it is."""
-    places = torch.arange(sequences.shape[1], device=sequences.device)
-    turned = lengths[:, None].to(places.device) - 1 - places
-    rows = torch.arange(len(sequences), device=places.device)[:, None]
-    return sequences[rows, turned.where(turned >= 0, places)]
 
 
 def text_examples(
@@ -108,9 +101,9 @@ def text_examples(
         with skipping(skipped):
             symbols = source_symbols(pair)
             if unseen_as_null:
-                ids = sources.encode_known(symbols)
+                ids = sources.encode_or_null(symbols)
             else:
-                ids = encode(pair, tuple(sources.respelt(symbols)), sources)
+                ids = encode(pair, tuple(sources.respell(symbols)), sources)
             if not ids:
                 raise pair.origin.error("the source is empty; write it, or leave the line out")
             examples.append(Example(pair, torch.tensor(ids), _labels(pair, targets)))
@@ -197,9 +190,9 @@ class Batches:
         draw.shuffle(batches)
         return batches
 
-    def in_order(self) -> list[list[int]]:
+    def by_length(self) -> list[list[int]]:
         """The same bound, by length, the same every time: for evaluation."""
-        order = sorted(range(len(self.examples)), key=lambda i: _by_length(*self.sizes[i]))
+        order = sorted(range(len(self.examples)), key=lambda i: _length_key(*self.sizes[i]))
         return self._filled(order)
 
     def load(self, batches: Iterable[Sequence[int]]) -> Iterator[Batch]:
@@ -225,7 +218,7 @@ class Batches:
         return batches
 
 
-def _by_length(T: int, U: int) -> tuple[int, int]:
+def _length_key(T: int, U: int) -> tuple[int, int]:
     """What to sort by: T to within a tenth, then U, up in one band and down in the next, so that
     a batch that reaches from band to band has little padding too."""
     band = int(math.log(T, 1.1))

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.table import Table
-
 from transduce.data.pairs import Audio, DataError, Origin, Pair, Splits, skipping
 
 # fmt: off
@@ -68,15 +66,6 @@ class Timit(Splits):
     @property
     def complete(self) -> bool:
         return self.counts == PAPER_COUNTS
-
-    def table(self) -> Table:
-        """How many sentences there are, beside the paper's."""
-        title = "TIMIT" if self.complete else "a part of TIMIT, not TIMIT"
-        caption = f"validation set: seed {self.seed}"
-        table = Table("set", "sentences", "paper", title=title, caption=caption)
-        for name, count in self.counts.items():
-            table.add_row(name, str(count), str(PAPER_COUNTS[name]))
-        return table
 
 
 def read_timit(

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from transduce.alphabet import NULL
-from transduce.data.batches import from_the_end
 from transduce.decoding.hypothesis import Hypothesis, Timing
 from transduce.decoding.search import (
     check_frames,
@@ -29,6 +28,7 @@ from transduce.decoding.search import (
 )
 from transduce.lstm.layer import State
 from transduce.networks import Transducer
+from transduce.sequences import reverse_padded
 
 # An impossible null has e to this power, so that a sum of logarithms has a difference.
 LEAST_LOG_NULL = -1e5
@@ -145,13 +145,13 @@ class _Party:
     ) -> None:
         self.backwards = backwards
         if backwards:
-            frames = from_the_end(frames, num_frames)
+            frames = reverse_padded(frames, num_frames)
         self.columns = [_Column(member, frames, num_frames) for member in members]
 
     def losses(self, rows: Tensor, labels: Tensor, num_labels: Tensor) -> Tensor:
         """-ln Pr(y|x) in nats, [R], of labels [R, U] for the utterances of these numbers."""
         if self.backwards:
-            labels = from_the_end(labels, num_labels)
+            labels = reverse_padded(labels, num_labels)
         losses = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
         each = torch.arange(len(labels), device=labels.device)
         impossible = torch.zeros_like(each, dtype=torch.bool)

@@ -132,7 +132,7 @@ class Model:
                 f"{name}: {symbol!r} is no symbol that the model knows; it knows "
                 f"{' '.join(sorted(signature.sources.symbols))}"
             )
-        return tuple(signature.sources.respelt(source))
+        return tuple(signature.sources.respell(source))
 
     def each(
         self, lines: Iterable[str], *, beam_width: int = 1, n_best: int = 1, at_once: int = AT_ONCE

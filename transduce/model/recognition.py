@@ -24,9 +24,9 @@ from transduce.evaluation import (
     nearest_error_rate,
 )
 from transduce.model.checkpoint import TrainedModel
+from transduce.model.losses import ctc_can_align, sequence_losses
 from transduce.model.transcripts import Transcript
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
-from transduce.training.losses import ctc_can_align, sequence_losses
 
 CELLS = 1_000_000  # of padded lattice that are taken at once
 FRAMES = {"cpu": 4096, "cuda": 200_000}  # that are searched at once: caches like few, GPUs many
@@ -65,7 +65,7 @@ def recognise(
         at_once //= beam_width * len(set(network.backwards))
     for indices, batch in _batches(model, unlabelled, at_once):
         if model.config.backwards:
-            batch = batch.from_the_end()
+            batch = batch.reversed()
         if isinstance(network, TranscriptionNetwork):
             hypotheses = _ctc(network, batch, beam_width)
         elif isinstance(network, Ensemble):
@@ -200,7 +200,7 @@ def _batches(
 ) -> Iterator[tuple[list[int], Batch]]:
     """Batches on the model's device, and which examples each has."""
     batches = Batches(examples, max(max_cells, _largest(examples)), 0)
-    for indices in batches.in_order():
+    for indices in batches.by_length():
         [batch] = batches.load([indices])
         yield indices, batch.to(_device(model))
 

@@ -49,7 +49,7 @@ class Signature:
                 source = self.source_notation.symbols(source)
             if not isinstance(source, tuple):
                 raise DataError(f"the model reads text, not {type(source).__name__}; give it text")
-            return torch.tensor(self.sources.encode_known(source))
+            return torch.tensor(self.sources.encode_or_null(source))
         if self.statistics is None:
             raise DataError("a prediction network takes no source; give it labels")
         if isinstance(source, str | Path):

@@ -40,9 +40,9 @@ from transduce.model.checkpoint import (
     save_model,
     write_tensors,
 )
+from transduce.model.losses import consistent_losses, ctc_can_align, sequence_losses
 from transduce.settings import flat_settings, settings_from
 from transduce.training.corpus import Corpus, read_corpus
-from transduce.training.losses import consistent_losses, ctc_can_align, sequence_losses
 from transduce.training.pretraining import (
     PretrainingError,
     check_direction,
@@ -236,7 +236,7 @@ class _Run:
         fabric = self.fabric
         self.network.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=fabric.device)  # nats, labels, mistakes
-        mine = self.validation.in_order()[fabric.global_rank :: fabric.world_size]
+        mine = self.validation.by_length()[fabric.global_rank :: fabric.world_size]
         for batch in self.validation.load(mine):
             batch = batch.to(fabric.device)
             sums[0] += sequence_losses(self.plain, self.recipe.network, batch).double().sum()

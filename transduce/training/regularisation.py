@@ -73,8 +73,8 @@ def spec_augment(batch: Batch, settings: SpecAugment, copies: int = 1) -> Batch:
     """The batch with its frames stretched, then bands of them set to 0, the mean; text is left
     alone. Of several copies all are stretched alike in time, and each has bands of its own."""
     if batch.frames.ndim != 3:
-        return batch.times(copies)
-    batch = _stretched(batch, settings.time_stretch).times(copies)
+        return batch.repeat(copies)
+    batch = _stretched(batch, settings.time_stretch).repeat(copies)
     frames, num_frames = batch.frames, batch.num_frames
     if settings.frequency_stretch:
         frames = _higher_or_lower(frames, settings.frequency_stretch)

@@ -21,13 +21,13 @@ from torch import Tensor
 from transduce.analysis.lattice import LatticeView, transducer_of, view_lattice
 from transduce.analysis.sensitivity import sensitivity
 from transduce.audio.features import Features, FeatureSettings
-from transduce.audio.sound import read_wave
+from transduce.audio.sound import encode_wav, read_wave
 from transduce.data.batches import Example
 from transduce.data.pairs import Audio, Origin, Pair, Symbols
 from transduce.decoding import beam_search_steps
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.recognition import recognise
-from transduce.web.sounds import MAX_BYTES, MAX_SECONDS, decode_sound, encode_wav
+from transduce.web.sounds import MAX_BYTES, MAX_SECONDS, decode_sound
 from transduce.web.wire import pack
 
 MAX_SYMBOLS = 300  # of a text that is typed

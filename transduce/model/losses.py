@@ -21,7 +21,7 @@ def sequence_losses(network: nn.Module, config: NetworkConfig, batch: Batch) -> 
     if isinstance(network, Ensemble):
         return network.losses(*batch.tensors)
     if config.backwards:
-        batch = batch.from_the_end()
+        batch = batch.reversed()
     return _log_losses(config, batch, _outputs(network, config, batch))
 
 
@@ -31,7 +31,7 @@ def consistent_losses(
     """Of each sequence of a batch that holds all of them twice, one copy after the other: the mean
     of the two log-losses, and how far what the network says of the two disagrees, both [B]."""
     if config.backwards:
-        batch = batch.from_the_end()
+        batch = batch.reversed()
     outputs = _outputs(network, config, batch)
     losses = _log_losses(config, batch, outputs).view(2, -1).mean(0)
     if losses.device.type == "cpu" and not losses.isfinite().all():
