@@ -21,7 +21,8 @@ from transduce import PeepholeLSTM
 from transduce.kernels.backends import resolve
 from transduce.lstm import reference
 
-FAST = ["cpu"]  # a GPU's is tested in test_gpu.py
+KERNELS = ["cpu"]  # test_gpu.py tests those of a GPU
+FAST = ["eager", *KERNELS]
 BACKENDS = ["reference", *FAST]
 
 
@@ -85,8 +86,8 @@ def test_gradients_agree_with_differences(backend, layers, both, ids):
         output, last = model(x, lengths, state, backend=backend)
         return output, *last
 
-    # The reference is PyTorch's to differentiate, so there one random direction is enough.
-    assert gradcheck(call, inputs, fast_mode=backend == "reference")
+    # PyTorch differentiates the other backends, so there one random direction is enough.
+    assert gradcheck(call, inputs, fast_mode=backend not in KERNELS)
 
 
 # --- Parity -------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def test_half_types_agree_with_float32(backend, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("backend", KERNELS)
 def test_half_types_are_rounded_only_where_a_layer_ends(backend, dtype):
     model, x, lengths, state, upstream = problem(3, 6, 5, 20, 1, True, [6, 4, 1])
     half = results(backend, dtype, model, x, lengths, state, upstream)
@@ -227,7 +228,7 @@ def test_each_sequence_of_a_batch_is_as_if_alone(backend, both, ids):
         alone = results(backend, torch.float32, model, *arguments)
         own = {k: together[k][one, :n] for k in ("output", "grad x") if k in together}
         own |= {k: together[k][:, one] for k in ("h", "s", "grad h0", "grad s0")}
-        if backend == "reference":  # PyTorch's products depend on the number of rows
+        if backend not in KERNELS:  # PyTorch's products depend on the number of rows
             assert_close({k: alone[k] for k in own}, own, rtol=0, atol=1e-6)
         else:
             assert_same_bits(alone, own)
@@ -335,7 +336,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
-@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("backend", KERNELS)
 def test_without_gradients_the_results_are_the_same_and_nothing_is_kept(backend, ids):
     B, N, H = 3, 90, 33
     model, x, lengths, state, _ = problem(B, N, 4, H, 2, True, [N, 0, 5], ids)
@@ -466,7 +467,7 @@ def test_sizes_that_make_no_network_are_refused(options, message):
 
 def test_an_unknown_backend_is_refused():
     model = PeepholeLSTM(2, 2)
-    with pytest.raises(ValueError, match="auto, reference, cpu or cuda, not 'numpy'"):
+    with pytest.raises(ValueError, match="auto, reference, eager, cpu or cuda, not 'numpy'"):
         model(torch.zeros(1, 1, 2), backend="numpy")
 
 

@@ -17,7 +17,7 @@ ORDER = [
     *("audio.resampling", "audio.sound", "audio.features", "audio.cache", "audio"),
     *("kernels.simd.options", "kernels.simd.threads", "kernels.simd.functions"),
     *("kernels.simd.products", "kernels.simd", "kernels.backends", "kernels.nvrtc", "kernels"),
-    *("lstm.reference", "lstm.cpu", "lstm.cuda", "lstm.layer", "lstm", "networks"),
+    *("lstm.reference", "lstm.eager", "lstm.cpu", "lstm.cuda", "lstm.layer", "lstm", "networks"),
     *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
     *("lattice.cpu.parts", "lattice.cpu.joint", "lattice.cpu", "lattice.cuda", "lattice.loss"),
     *("lattice.consistency", "lattice"),

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from transduce.alphabet import NULL
 from transduce.kernels.backends import INTEGERS, Backend, resolve
-from transduce.lstm.layer import INITIAL_RANGE, PeepholeLSTM, State
+from transduce.lstm.layer import BACKENDS, INITIAL_RANGE, PeepholeLSTM, State
 
 
 class PredictionNetwork(nn.Module):
@@ -111,7 +111,7 @@ class TranscriptionNetwork(nn.Module):
         The backend "cpu" computes a sequence independently of the rest of the batch. PyTorch's
         products do not, so the output layer, and all other backends, run one utterance at a time.
         """
-        if resolve(backend, frames.device) != "cpu":
+        if resolve(backend, frames.device, BACKENDS) != "cpu":
             return [
                 self(frames[b : b + 1, :length], backend=backend)[0][0]
                 for b, length in enumerate(num_frames.tolist())

@@ -18,7 +18,7 @@ from transduce.kernels.simd.functions import sigmoid, tanh
 from transduce.kernels.simd.options import VECTOR_BYTES, compiled
 from transduce.kernels.simd.products import apart, multiply, multiply_packed, pack
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
-from transduce.lstm.reference import in_full
+from transduce.lstm.reference import fill_defaults
 
 LANES = VECTOR_BYTES // 4
 BLOCK = 128  # rows, of several sequences and steps, whose products are taken at once
@@ -35,7 +35,7 @@ def layer(
     s: Tensor | None,  # [D, B, H]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One layer of D directions: its outputs [B, N, D H] and the last h and s, each [D, B, H]."""
-    lengths, h, s = in_full(x, lengths, peepholes, h, s)
+    lengths, h, s = fill_defaults(x, lengths, peepholes, h, s)
     arguments = (x, lengths, input_weights, hidden_weights, peepholes, biases, h, s)
     if torch.is_grad_enabled() and any(argument.requires_grad for argument in arguments):
         result: tuple[Tensor, Tensor, Tensor] = _Layer.apply(*arguments)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transduce.kernels.backends import INTEGERS, Backend, load, resolve
 
 State = tuple[Tensor, Tensor]  # h and s, each [num_layers * directions, B, H]
+BACKENDS = ("reference", "eager", "cpu", "cuda")
 INITIAL_RANGE = 0.1  # the paper's: weights begin uniformly distributed from minus this to this
 
 
@@ -71,7 +72,7 @@ class PeepholeLSTM(nn.Module):
         if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
             x = x.to(self._first.biases.dtype)  # the layer before it may have been rounded
         lengths = self._checked(x, lengths, state)
-        module = load("lstm", resolve(backend, x.device))
+        module = load("lstm", resolve(backend, x.device, BACKENDS))
         D = self.num_directions
         dropout = self.dropout if self.training else 0.0
         last_h, last_s = [], []

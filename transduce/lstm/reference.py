@@ -1,10 +1,12 @@
 """The peephole LSTM as the paper writes it: a loop over the frames, differentiated by PyTorch.
 
-Every other backend is tested against this one, so it is kept plain.
+The tests compare every other backend with this one, so it stays plain.
 """
 
 import torch
 from torch import Tensor
+
+from transduce.sequences import reverse_padded
 
 
 def step(
@@ -14,7 +16,7 @@ def step(
     hidden_weights: Tensor,  # [4 H, H]
     peepholes: Tensor,  # [3, H], the diagonals of W_sα, W_sβ, W_sγ
 ) -> tuple[Tensor, Tensor]:
-    """h(n) and s(n) of one step (Eqs. 4-8)."""
+    """Compute h(n) and s(n), each [B, H], of one step (Eqs. 4-8)."""
     to_input, to_forget, to_state, to_output = (i + h @ hidden_weights.T).chunk(4, dim=1)
     input_gate = torch.sigmoid(to_input + peepholes[0] * s)  # Eq. 4
     forget_gate = torch.sigmoid(to_forget + peepholes[1] * s)  # Eq. 5
@@ -25,39 +27,31 @@ def step(
 
 def layer(
     x: Tensor,  # [B, N, I], or ids [B, N]
-    lengths: Tensor | None,  # [B]; or all N
+    lengths: Tensor | None,  # [B]; None: all N
     input_weights: Tensor,  # [D, 4 H, I]
     hidden_weights: Tensor,  # [D, 4 H, H]
     peepholes: Tensor,  # [D, 3, H]
     biases: Tensor,  # [D, 4 H]
-    h: Tensor | None,  # [D, B, H], before the first frame; or zero
+    h: Tensor | None,  # [D, B, H], the state before the first frame; None: zero
     s: Tensor | None,  # [D, B, H]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One layer of D directions: its outputs [B, N, D H] and the last h and s, each [D, B, H]."""
-    lengths, h, s = in_full(x, lengths, peepholes, h, s)
+    """Run one layer of D directions; return its outputs [B, N, D H] and last h and s [D, B, H]."""
+    lengths, h, s = fill_defaults(x, lengths, peepholes, h, s)
     outputs, last_h, last_s = [], [], []
     for d in range(len(input_weights)):
-        frames = reverse(x, lengths) if d == 1 else x
-        output, h_d, s_d = direction(
-            frames,
-            lengths,
-            input_weights[d],
-            hidden_weights[d],
-            peepholes[d],
-            biases[d],
-            h[d],
-            s[d],
-        )
-        outputs.append(reverse(output, lengths) if d == 1 else output)
+        frames = reverse_padded(x, lengths) if d == 1 else x
+        weights = input_weights[d], hidden_weights[d], peepholes[d], biases[d]
+        output, h_d, s_d = direction(frames, lengths, *weights, h[d], s[d])
+        outputs.append(reverse_padded(output, lengths) if d == 1 else output)
         last_h.append(h_d)
         last_s.append(s_d)
     return torch.cat(outputs, dim=2), torch.stack(last_h), torch.stack(last_s)
 
 
-def in_full(
+def fill_defaults(
     x: Tensor, lengths: Tensor | None, peepholes: Tensor, h: Tensor | None, s: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The lengths and the first state, those that are not given included."""
+    """Return the lengths and the first state; replace missing ones by N and by zeros."""
     if lengths is None:
         lengths = torch.full((len(x),), x.shape[1], device=x.device)
     if h is None or s is None:
@@ -75,7 +69,7 @@ def direction(
     h: Tensor,
     s: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One direction; past a sequence's end its output is zero and its h and s stay."""
+    """Run one direction. Past the end of a sequence the output is zero and h and s stay."""
     mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
     x = torch.where(mask if x.ndim == 2 else mask[..., None], x, 0)
     inputs = one_hot(x, input_weights) if x.ndim == 2 else x
@@ -90,14 +84,6 @@ def direction(
 
 
 def one_hot(ids: Tensor, input_weights: Tensor) -> Tensor:
-    """Ids [B, N] as vectors [B, N, I]: id k is all zero but for its k-th element, id 0 is zero."""
+    """Turn ids [B, N] into one-hot vectors [B, N, I]: id k has its k-th element set, id 0 none."""
     vectors = torch.nn.functional.one_hot(ids.long(), input_weights.shape[1] + 1)
     return vectors[..., 1:].to(input_weights.dtype)
-
-
-def reverse(x: Tensor, lengths: Tensor) -> Tensor:
-    """Each sequence [N, ...] reversed from its own last frame; the padding stays where it is."""
-    frames = torch.arange(x.shape[1], device=x.device)
-    mirrored = lengths[:, None] - 1 - frames
-    at = torch.where(mirrored >= 0, mirrored, frames)
-    return x[torch.arange(len(x), device=x.device)[:, None], at]
