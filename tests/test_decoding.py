@@ -21,9 +21,10 @@ from transduce import (
     transducer_loss,
 )
 from transduce.decoding import beam_search_steps, eager, reference
-from transduce.decoding import trie as prefixes
 from transduce.decoding.cpu import beam as cpu
 from transduce.decoding.fusion import FusedScores
+from transduce.decoding.options import SearchOptions
+from transduce.decoding.problem import Problem
 
 BACKENDS = ["cpu", "eager"]
 ALL_BACKENDS = ["reference", *BACKENDS]
@@ -228,21 +229,20 @@ def test_each_prefix_is_stepped_to_once(backend, monkeypatch):
     model, rows = transducer(4), []
     network = model.prediction_network
     f = model.transcription_network(frames_of(12))[0][0].detach()
-    (least,) = reference.beam_searches(network, [f], 30, 20, lambda: None)
+    problem = Problem([f], network, None, f.shape[1], SearchOptions(beam_width=30))
+    (least,) = reference.beam_searches(problem)
 
     def counted(where, name, count):
         function = getattr(where, name)
         monkeypatch.setattr(where, name, lambda *a: (rows.append(count(*a)), function(*a))[1])
 
-    if backend == "reference":
-        counted(network, "step", lambda label, state: len(label))
-    elif backend == "cpu":
+    if backend == "cpu":
         counted(cpu, "step_new", lambda first, last, *rest: last - first)
         monkeypatch.setattr(cpu, "run", cpu.run.py_func)  # compiled, it has its own step_new
     else:
-        counted(prefixes, "step", lambda i, *rest: len(i))
+        counted(network, "step", lambda label, state: len(label))
     module = {"reference": reference, "cpu": cpu, "eager": eager}[backend]
-    (found,) = module.beam_searches(network, [f], 30, 20, lambda: None)
+    (found,) = module.beam_searches(problem)
     assert sum(rows) == found.num_prefixes <= found.num_expanded
     assert found.num_prefixes >= least.num_prefixes  # batches look a little further
 
@@ -389,7 +389,9 @@ def test_the_greedy_search_takes_the_most_probable_output_at_every_node():
     frames = torch.randn(3, 9, 4).double()
     num_frames = torch.tensor([9, 4, 0])
     for b, h in enumerate(greedy_search(model, frames, num_frames)):
-        g, state = model.prediction_network.step(torch.tensor([NULL]))
+        g, state = model.prediction_network.step(
+            torch.tensor([NULL]), model.prediction_network.start(1)
+        )
         labels, times, log_prob = [], [], 0.0
         n = int(num_frames[b])
         f = model.transcription_network(frames[b : b + 1, :n])[0][0] if n else []
@@ -434,11 +436,15 @@ def test_the_compiled_greedy_search_finds_what_tensor_operations_do(double, laye
     found = greedy_search(model, frames, num_frames, 6)
     with torch.no_grad():
         f, num_vectors = model.transcription_network(frames, num_frames, backend="reference")
-        expected = eager.greedy_searches(model.prediction_network, f, num_vectors, 6)
-    assert max(map(len, expected[0])) > 8
-    for ours, labels, times, log_prob in zip(found, *expected[:3], strict=True):
-        assert (ours.labels, ours.frames) == (tuple(labels), tuple(times))
-        assert ours.log_prob == pytest.approx(log_prob, rel=1e-9 if double else 1e-4)
+        transcriptions = [f[b, :T] for b, T in enumerate(num_vectors.tolist())]
+        options = SearchOptions(max_labels_per_frame=6)
+        problem = Problem(transcriptions, model.prediction_network, None, 6, options)
+    for module in (eager, reference):
+        expected = module.greedy_searches(problem)
+        assert max(len(one.labels) for one in expected) > 8
+        for ours, one in zip(found, expected, strict=True):
+            assert (ours.labels, ours.frames) == (one.labels, one.frames)
+            assert ours.log_prob == pytest.approx(one.log_prob, rel=1e-9 if double else 1e-4)
 
 
 def test_the_greedy_search_stops_at_its_bound():
@@ -616,7 +622,7 @@ class _Improbable:
         (dict(beam_width=2, fusion_weight=1, fusion=PredictionNetwork(3)), "with_null=False"),
         (dict(beam_width=2, fusion_weight=1, fusion=NGram(1, 4, [[4]])), "the 3 labels"),
         (dict(beam_width=2, fusion_weight=1, fusion=_Improbable([0.0, 0.1, 0.0])), "more than 0"),
-        (dict(beam_width=2, backend="gpu"), "backend must be auto, reference, cpu or eager"),
+        (dict(beam_width=2, backend="gpu"), "backend must be auto, reference, eager, cpu or cuda"),
         (dict(beam_width=2, num_frames=torch.tensor([9])), r"num_frames\[0\] must be between 0"),
         (dict(beam_width=2, num_frames=torch.tensor([2, 2])), r"num_frames must be integers \[B\]"),
         (dict(beam_width=2, num_frames=torch.tensor([2.0])), "num_frames must be integers"),

@@ -36,7 +36,7 @@ def test_a_step_is_a_column_of_the_whole(num_layers, with_null):
     labels = torch.randint(1, 6, (3, 4))
     whole = network(labels)
     assert whole.shape == (3, 5, 5 + with_null)
-    g, state = network.step(torch.zeros(3, dtype=torch.int64))
+    g, state = network.step(torch.zeros(3, dtype=torch.int64), network.start(3))
     assert_close(g, whole[:, 0], atol=1e-6, rtol=1e-5)
     for u in range(4):
         g, state = network.step(labels[:, u], state)

@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transduce.alphabet import NULL, Alphabet
+from transduce.architectures import CTC, NextLabelPredictor, Transducer
 from transduce.decoding import (
     Hypothesis,
     LanguageModel,
     NGram,
+    SearchOptions,
     Timing,
     beam_search,
     greedy_search,
     label_timings,
+    read_arpa,
+    search,
 )
 from transduce.decoding.ctc import ctc_best_path, ctc_prefix_search
 from transduce.decoding.ensemble import Ensemble
@@ -29,7 +33,7 @@ from transduce.lattice.loss import (
     transducer_loss,
 )
 from transduce.lstm.layer import PeepholeLSTM
-from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
+from transduce.networks import PredictionNetwork, TranscriptionNetwork
 
 if TYPE_CHECKING:
     from transduce.model.model import Model
@@ -49,14 +53,17 @@ def load(*models: str | Path) -> Model:
 
 
 __all__ = [
+    "CTC",
     "NULL",
     "Alphabet",
     "Ensemble",
     "Hypothesis",
     "LanguageModel",
     "NGram",
+    "NextLabelPredictor",
     "PeepholeLSTM",
     "PredictionNetwork",
+    "SearchOptions",
     "Timing",
     "TranscriptionNetwork",
     "Transducer",
@@ -72,7 +79,9 @@ __all__ = [
     "load",
     "log_likelihood",
     "log_occupancy",
+    "read_arpa",
     "remove_nulls",
     "rnnt_loss",
+    "search",
     "transducer_loss",
 ]

@@ -1,20 +1,270 @@
-"""Which network, how large, and the network itself."""
+"""The three networks of the paper: the transducer, CTC, and the next-label predictor.
+
+Each answers the same questions, so that training, evaluation and the commands never ask which of
+them they hold: `losses(batch)` for training, `search(batch, options)` for decoding. An `Ensemble`
+of transducers answers them too.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from transduce.decoding.ensemble import Ensemble
-from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
+import torch
+from torch import Tensor, nn
+
+from transduce.alphabet import NULL
+from transduce.data.batches import Batch, Example
+from transduce.decoding.ctc import ctc_beam_search, ctc_best_path, ctc_prefix_search
+from transduce.decoding.hypothesis import Hypothesis
+from transduce.decoding.options import SearchOptions
+from transduce.decoding.search import eval_mode, greedy_search, search_model
+from transduce.kernels.backends import Backend
+from transduce.lattice.consistency import lattice_symmetric_kl, symmetric_kl
+from transduce.lattice.loss import transducer_loss
+from transduce.networks import PredictionNetwork, TranscriptionNetwork
 from transduce.settings import check_at_least
 
-Network = Transducer | TranscriptionNetwork | PredictionNetwork | Ensemble
+Hypotheses = tuple[Hypothesis, ...]  # of one input, best first
+
+
+class SequenceNetwork(Protocol):
+    """What training, evaluation and the commands ask of a network."""
+
+    kind: str  # its name in tables and messages
+    reads_input: bool  # whether it has a source: the next-label predictor has none
+    has_timings: bool  # whether its hypotheses can say when a label was emitted
+
+    def losses(self, batch: Batch) -> Tensor:
+        """Return -ln Pr(y|x) of each sequence in nats, [B]; NaN where the network gives NaN."""
+
+    def search(
+        self, batch: Batch, options: SearchOptions, *, backend: Backend = "auto"
+    ) -> list[Hypotheses]:
+        """Return the hypotheses of each input, best first."""
+
+    def can_align(self, example: Example) -> bool:
+        """Return whether some alignment of the example exists, so that its loss is finite."""
+
+    def rows_per_input(self, options: SearchOptions) -> int:
+        """Return how many rows of f a search holds for each input."""
+
+
+class _Trainable(nn.Module):
+    """What the three networks share."""
+
+    reads_input, has_timings = True, False
+
+    def losses(self, batch: Batch) -> Tensor:
+        """Return -ln Pr(y|x) of each sequence in nats, [B]; NaN where the network gives NaN."""
+        batch = self._directed(batch)
+        return self._log_losses(batch, self._outputs(batch))
+
+    def consistency_losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the mean loss of two views of each sequence and their divergence, both [B].
+
+        The batch holds every sequence twice, [2 B]: first all first views, then all second ones,
+        which masks and dropout make different. The divergence is the symmetric KL divergence
+        between the output distributions of the two.
+        """
+        batch = self._directed(batch)
+        outputs = self._outputs(batch)
+        losses = self._log_losses(batch, outputs).view(2, -1).mean(0)
+        if losses.device.type == "cpu" and not losses.isfinite().all():
+            return losses, torch.zeros_like(losses)  # there is nothing to compare
+        return losses, self._divergence(batch, outputs)
+
+    def can_align(self, example: Example) -> bool:
+        """Return whether some alignment of the example exists, so that its loss is finite."""
+        return True
+
+    def rows_per_input(self, options: SearchOptions) -> int:
+        """Return how many rows of f a search holds for each input."""
+        return 1
+
+    def _directed(self, batch: Batch) -> Batch:
+        """Return the batch in the direction in which the network reads."""
+        return batch
+
+    def _outputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+    def _log_losses(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
+        raise NotImplementedError
+
+    def _divergence(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
+        raise NotImplementedError
+
+
+class Transducer(_Trainable):
+    """The transducer: a transcription network and a prediction network.
+
+    transcription, num_vectors = model.transcription_network(frames, num_frames)
+    prediction = model.prediction_network(labels)
+    loss = transducer_loss(transcription, prediction, labels, num_vectors, num_labels)
+
+    By default the prediction network has one layer as wide as the transcription network in each
+    direction. With `embedding_size`, inputs and labels stand for vectors of that size, on which
+    dropout acts in training. A transducer that reads `backwards` takes every sequence from its end;
+    `losses` and the searches reverse inputs and outputs themselves.
+    """
+
+    kind, has_timings = "transducer", True
+
+    def __init__(
+        self,
+        input_size: int,
+        num_labels: int,
+        hidden_size: int = 128,
+        num_layers: int = 1,
+        bidirectional: bool = True,
+        dropout: float = 0.0,
+        pooling: int = 1,
+        prediction_size: int | None = None,
+        prediction_layers: int = 1,
+        embedding_size: int = 0,
+        backwards: bool = False,
+    ) -> None:
+        super().__init__()
+        self.backwards = backwards
+        self.transcription_network = TranscriptionNetwork(
+            *(input_size, num_labels, hidden_size, num_layers, bidirectional, dropout, pooling),
+            embedding_size,
+        )
+        self.prediction_network = PredictionNetwork(
+            *(num_labels, prediction_size or hidden_size, prediction_layers, dropout),
+            embedding_size=embedding_size,
+        )
+
+    def forward(
+        self, frames: Tensor, num_frames: Tensor, labels: Tensor, *, backend: Backend = "auto"
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return f [B, T, K+1], g [B, U+1, K+1] and the numbers of transcription vectors [B].
+
+        Sequences are taken as they are given, also by a transducer that reads backwards.
+        """
+        transcription, num_vectors = self.transcription_network(frames, num_frames, backend=backend)
+        return transcription, self.prediction_network(labels, backend=backend), num_vectors
+
+    def search(
+        self, batch: Batch, options: SearchOptions, *, backend: Backend = "auto"
+    ) -> list[Hypotheses]:
+        """Search by Algorithm 1; greedily if the width is 1 and nothing else is asked."""
+        if options.greedy:
+            found = greedy_search(
+                *(self, batch.frames, batch.num_frames, options.max_labels_per_frame),
+                null_bias=options.null_bias,
+                backend=backend,
+            )
+            return [(hypothesis,) for hypothesis in found]
+        searched = search_model(self, batch.frames, batch.num_frames, options, backend)
+        return [tuple(hypotheses) for hypotheses in searched]
+
+    def _directed(self, batch: Batch) -> Batch:
+        return batch.reversed() if self.backwards else batch
+
+    def _outputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        return self(batch.frames, batch.num_frames, batch.labels)  # type: ignore[no-any-return]
+
+    def _log_losses(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
+        transcription, prediction, num_vectors = outputs
+        if transcription.device.type == "cpu":
+            finite = _finite(transcription) & _finite(prediction)
+            if not finite.all():  # NaN, as on a GPU, where `transducer_loss` would raise
+                return torch.where(finite, 0.0, torch.nan)
+        lengths = (num_vectors, batch.num_labels)
+        return transducer_loss(transcription, prediction, batch.labels, *lengths)
+
+    def _divergence(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
+        transcription, prediction, num_vectors = outputs
+        lengths = (num_vectors, batch.num_labels)
+        return lattice_symmetric_kl(transcription, prediction, batch.labels, *lengths)
+
+
+class CTC(_Trainable, TranscriptionNetwork):
+    """A transcription network alone, trained by connectionist temporal classification."""
+
+    kind = "CTC"
+
+    def search(
+        self, batch: Batch, options: SearchOptions, *, backend: Backend = "auto"
+    ) -> list[Hypotheses]:
+        """Take the best path at width 1, else the prefix search; N-best and fusion take a beam."""
+        if options.with_timings:
+            raise ValueError("CTC has no timings; ask for the output alone")
+        with torch.no_grad(), eval_mode(self):
+            f, num_vectors = self(batch.frames, batch.num_frames, backend=backend)
+        if options.null_bias:
+            f[..., NULL] += options.null_bias
+        if options.fuses or options.n_best > 1:
+            beams = ctc_beam_search(f, num_vectors, options)
+        else:
+            search = ctc_best_path if options.beam_width == 1 else ctc_prefix_search
+            beams = [[labelling] for labelling in search(f, num_vectors)]
+        return [
+            tuple(
+                Hypothesis(one.labels, one.log_prob, one.log_prob / max(1, len(one.labels)), ())
+                for one in beam
+            )
+            for beam in beams
+        ]
+
+    def can_align(self, example: Example) -> bool:
+        """Return whether there are frames for the labels and a blank between any two equal ones."""
+        labels = example.labels
+        repeats = int((labels[1:] == labels[:-1]).sum())
+        return example.num_vectors(self.pooling) >= len(labels) + repeats
+
+    def _outputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        return self(batch.frames, batch.num_frames)  # type: ignore[no-any-return]
+
+    def _log_losses(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
+        transcription, num_vectors = outputs
+        log_prob = transcription.log_softmax(-1).transpose(0, 1)
+        lengths = (num_vectors, batch.num_labels)
+        return nn.functional.ctc_loss(
+            log_prob, batch.labels, *lengths, blank=NULL, reduction="none"
+        )
+
+    def _divergence(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
+        return symmetric_kl(*outputs)
+
+
+class NextLabelPredictor(_Trainable, PredictionNetwork):
+    """A prediction network alone: Pr(y) of the labels, each given those before it."""
+
+    kind, reads_input = "prediction", False
+
+    def search(
+        self, batch: Batch, options: SearchOptions, *, backend: Backend = "auto"
+    ) -> list[Hypotheses]:
+        """Raise ValueError: without an input there is nothing to search."""
+        raise ValueError("a prediction network alone has no input to transcribe")
+
+    def _outputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        return (self(batch.labels)[:, :-1],)  # nothing follows the last label
+
+    def _log_losses(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
+        # Label k is output k - 1, and so padding, which is null, is -1.
+        losses = nn.functional.cross_entropy(
+            outputs[0].transpose(1, 2), batch.labels - 1, ignore_index=-1, reduction="none"
+        )
+        return losses.sum(1)
+
+    def _divergence(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
+        return symmetric_kl(outputs[0], batch.num_labels)
+
+
+def _finite(vectors: Tensor) -> Tensor:
+    return vectors.detach().isfinite().flatten(1).all(1)
+
+
+# --- Which network, and how large ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """Which network, and how large. The defaults are the paper's."""
+    """The kind and the sizes of a network. The defaults are the paper's."""
 
     network: Literal["transducer", "ctc", "prediction"] = "transducer"
     hidden_size: int = 128  # of the transcription network, in each direction
@@ -23,12 +273,9 @@ class NetworkConfig:
     pooling: int = 1  # frames averaged into one after the first layer
     prediction_size: int = 128  # hidden units of the prediction network
     prediction_layers: int = 1
-    dropout: float = 0.0  # of what each layer of either hands on, and of embeddings
-    # Numbers that a letter or a label stands for, and frames are turned into; 0: one-hot vectors
-    embedding_size: int = 0
-    # Whether a transducer reads and writes every sequence from its end: its prediction network then
-    # knows the labels that come after, not those before
-    backwards: bool = False
+    dropout: float = 0.0  # on the outputs of each layer of either network, and on embeddings
+    embedding_size: int = 0  # of inputs and labels; 0: one-hot vectors
+    backwards: bool = False  # a transducer that reads and writes every sequence from its end
 
     def __post_init__(self) -> None:
         sizes = ("hidden_size", "num_layers", "pooling", "prediction_size", "prediction_layers")
@@ -40,14 +287,17 @@ class NetworkConfig:
             raise ValueError(f"backwards is for a transducer, not {self.network}; leave it out")
 
 
-def build_network(config: NetworkConfig, input_size: int, num_labels: int) -> Network:
-    """The network that a recipe asks for, its weights uniform in [-0.1, 0.1]."""
+def build_network(
+    config: NetworkConfig, input_size: int, num_labels: int
+) -> Transducer | CTC | NextLabelPredictor:
+    """Build the network that a recipe asks for, its weights uniform in [-0.1, 0.1]."""
     prediction = (config.prediction_size, config.prediction_layers)
     embedded = config.embedding_size
     if config.network == "prediction":
-        return PredictionNetwork(num_labels, *prediction, config.dropout, False, embedded)
+        return NextLabelPredictor(num_labels, *prediction, config.dropout, False, embedded)
     transcription = (config.hidden_size, config.num_layers, config.bidirectional)
     regularised = (config.dropout, config.pooling)
     if config.network == "ctc":
-        return TranscriptionNetwork(input_size, num_labels, *transcription, *regularised, embedded)
-    return Transducer(input_size, num_labels, *transcription, *regularised, *prediction, embedded)
+        return CTC(input_size, num_labels, *transcription, *regularised, embedded)
+    sizes = (*transcription, *regularised, *prediction, embedded)
+    return Transducer(input_size, num_labels, *sizes, config.backwards)

@@ -1,4 +1,4 @@
-"""The transcription network, the prediction network, and the two together (Eqs. 2-3, 9-11)."""
+"""The transcription network and the prediction network (Eqs. 2-3, 9-11)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from torch import Tensor, nn
 
 from transduce.alphabet import NULL
 from transduce.kernels.backends import INTEGERS, Backend, resolve
-from transduce.lstm.layer import BACKENDS, INITIAL_RANGE, PeepholeLSTM, State
+from transduce.lstm.layer import BACKENDS, INITIAL_RANGE, PeepholeLSTM
 
 
 class PredictionNetwork(nn.Module):
-    """𝒢: scans the labels y and outputs the prediction vectors g (Eqs. 2-3).
+    """The prediction network 𝒢 (predictor): reads the labels y, outputs the vectors g (Eqs. 2-3).
 
     A label is a one-hot vector and null the vector of zeros, so the input layer has num_labels
-    units. The output layer has one more, for null; `with_null=False` leaves that one out, which
-    makes the standalone next-label predictor of the paper's experiments: its output k is label k+1.
+    units. The output layer has one more, for null. With `with_null=False` it has none for null:
+    this is the next-label predictor of the paper's experiments, whose output k is label k+1.
     """
 
     def __init__(
@@ -35,8 +35,11 @@ class PredictionNetwork(nn.Module):
         self.output = _output_layer(hidden_size, num_labels + with_null)
 
     def forward(self, labels: Tensor, *, backend: Backend = "auto") -> Tensor:
-        """g [B, U+1, K+1] from y [B, U], with null prepended. Padding, null or any negative number,
-        only affects what comes after it. y may also be the one-hot vectors, [B, U, K]."""
+        """Return g [B, U+1, K+1] of the labels y [B, U], with null prepended.
+
+        Padding may be null or any negative number; it affects only the vectors after it. y may
+        also be one-hot vectors [B, U, K].
+        """
         if labels.is_floating_point() and labels.ndim == 3:
             inputs = nn.functional.pad(labels, (0, 0, 1, 0))
         else:
@@ -47,24 +50,31 @@ class PredictionNetwork(nn.Module):
         prediction: Tensor = self.output(hidden)  # Eq. 3
         return prediction
 
-    def step(
-        self, labels: Tensor, state: State | None = None, *, backend: Backend = "auto"
-    ) -> tuple[Tensor, State]:
-        """g [B, K+1] after one more label each [B], and the state to go on from.
+    def start(self, batch: int) -> tuple[Tensor, ...]:
+        """Return the state (h, s) before any label: zeros [batch, num_layers, hidden_size]."""
+        shape = (batch, self.lstm.num_layers, self.lstm.hidden_size)
+        zeros = self.output.weight.new_zeros(shape)
+        return zeros, zeros
 
-        The first step takes null and no state.
+    def step(
+        self, labels: Tensor, state: Tensor | tuple[Tensor, ...], *, backend: Backend = "auto"
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return g [N, K+1] after one more label each [N], and the new state.
+
+        The first step takes null and the state that `start` returns.
         """
-        hidden, state = self.lstm(labels[:, None], state=state, backend=backend)
-        return self.output(hidden[:, 0]), state
+        h, s = (part.transpose(0, 1).contiguous() for part in state)
+        hidden, after = self.lstm(labels[:, None], state=(h, s), backend=backend)
+        return self.output(hidden[:, 0]), tuple(part.transpose(0, 1) for part in after)
 
 
 class TranscriptionNetwork(nn.Module):
-    """ℱ: scans the input sequence x and outputs the transcription vectors f (Eqs. 9-11).
+    """The transcription network ℱ (encoder): reads the input x, outputs the vectors f (Eqs. 9-11).
 
-    Bidirectional as in the paper, or forward only. Inputs are vectors [B, T, input_size], or ids
-    [B, T] of one-hot vectors, id 0 being the vector of zeros. `pooling` n > 1 averages the first
-    layer's outputs over every n frames, so that what follows is n times shorter: the lengths
-    returned are those of the output. The last average may be of fewer frames.
+    It is bidirectional as in the paper, or forward only. Inputs are vectors [B, T, input_size], or
+    ids [B, T] of one-hot vectors, id 0 being the vector of zeros. `pooling` n > 1 averages the
+    first layer's outputs over every n frames, so that all later sequences are n times shorter; the
+    last average may be of fewer frames.
     """
 
     def __init__(
@@ -83,9 +93,8 @@ class TranscriptionNetwork(nn.Module):
             raise ValueError(f"pooling must be at least 1, not {pooling}")
         self.pooling, self.dropout = pooling, dropout
         width = hidden_size * (2 if bidirectional else 1)
-        first = (
-            1 if pooling > 1 else num_layers
-        )  # pooling comes between the first layer and the rest
+        # Pooling comes between the first layer and the rest.
+        first = 1 if pooling > 1 else num_layers
         self.lstm = PeepholeLSTM(
             input_size, hidden_size, first, bidirectional, dropout, embedding_size
         )
@@ -99,7 +108,7 @@ class TranscriptionNetwork(nn.Module):
     def forward(
         self, frames: Tensor, num_frames: Tensor | None = None, *, backend: Backend = "auto"
     ) -> tuple[Tensor, Tensor]:
-        """f [B, T, K+1] and each utterance's own number of vectors, [B]."""
+        """Return f [B, T, K+1] and the numbers of vectors [B]."""
         hidden, num_vectors = self.hidden(frames, num_frames, backend=backend)
         return self.output(hidden), num_vectors  # Eq. 11
 
@@ -126,7 +135,7 @@ class TranscriptionNetwork(nn.Module):
     def hidden(
         self, frames: Tensor, num_frames: Tensor | None = None, *, backend: Backend = "auto"
     ) -> tuple[Tensor, Tensor]:
-        """The last hidden layer's outputs, and each utterance's own number of them."""
+        """Return the last hidden layer's outputs [B, T, width] and their numbers [B]."""
         if num_frames is None:
             num_frames = torch.full((len(frames),), frames.shape[1], device=frames.device)
         elif num_frames.shape != frames.shape[:1]:
@@ -143,54 +152,16 @@ class TranscriptionNetwork(nn.Module):
         return nn.functional.dropout(hidden, self.dropout, self.training), num_frames
 
 
-class Transducer(nn.Module):
-    """Both networks: what they output is what `transducer_loss` takes.
-
-    transcription, num_frames = model.transcription_network(frames, num_frames)
-    prediction = model.prediction_network(labels)
-    loss = transducer_loss(transcription, prediction, labels, num_frames, num_labels)
-
-    The prediction network is as wide as the transcription network in each direction, and has one
-    layer, unless `prediction_size` and `prediction_layers` say otherwise. With `embedding_size`
-    inputs and labels stand for vectors of so many numbers, on which dropout acts in training.
-    """
-
-    def __init__(
-        self,
-        input_size: int,
-        num_labels: int,
-        hidden_size: int = 128,
-        num_layers: int = 1,
-        bidirectional: bool = True,
-        dropout: float = 0.0,
-        pooling: int = 1,
-        prediction_size: int | None = None,
-        prediction_layers: int = 1,
-        embedding_size: int = 0,
-    ) -> None:
-        super().__init__()
-        self.transcription_network = TranscriptionNetwork(
-            *(input_size, num_labels, hidden_size, num_layers, bidirectional, dropout, pooling),
-            embedding_size,
-        )
-        self.prediction_network = PredictionNetwork(
-            *(num_labels, prediction_size or hidden_size, prediction_layers, dropout),
-            embedding_size=embedding_size,
-        )
-
-    def forward(
-        self, frames: Tensor, num_frames: Tensor, labels: Tensor, *, backend: Backend = "auto"
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """f [B, T, K+1], g [B, U+1, K+1] and the numbers of transcription vectors [B]."""
-        transcription, num_frames = self.transcription_network(frames, num_frames, backend=backend)
-        return transcription, self.prediction_network(labels, backend=backend), num_frames
-
-
 def _check_labels(labels: Tensor, num_labels: int) -> None:
-    """Raise ValueError unless these are ids [B, U]; on the CPU, of labels that there are."""
+    """Raise ValueError unless the labels are ids [B, U]; on the CPU, also if one is too large.
+
+    Compiled code leaves the values to the LSTM, which checks ids too.
+    """
     if labels.ndim != 2 or labels.dtype not in INTEGERS:
         raise ValueError(f"labels must be ids [B, U], not {labels.dtype} {list(labels.shape)}")
-    if labels.device.type == "cpu" and (outside := (labels > num_labels).nonzero()).numel():
+    if torch.compiler.is_compiling() or labels.device.type != "cpu":
+        return
+    if (outside := (labels > num_labels).nonzero()).numel():
         b, u = outside[0].tolist()
         raise ValueError(
             f"labels of item {b} has label {int(labels[b, u])} at position {u}, but there are only "
@@ -199,7 +170,7 @@ def _check_labels(labels: Tensor, num_labels: int) -> None:
 
 
 def average_frames(hidden: Tensor, num_frames: Tensor, pooling: int) -> tuple[Tensor, Tensor]:
-    """The averages of every `pooling` frames [B, ceil(T / pooling), ...], and how many there are.
+    """Average every `pooling` frames; return [B, ceil(T / pooling), width] and the numbers [B].
 
     Frames past an utterance's end must be zero, as the LSTM leaves them.
     """

@@ -1,9 +1,8 @@
-"""Decoding with Connectionist Temporal Classification (Graves et al., 2006), the paper's baseline.
+"""Decoding of connectionist temporal classification (CTC; Graves et al., 2006), the baseline.
 
 A transcription network alone is a CTC network: its output at each frame is a label or the blank,
-which is id 0 as null is; a path's labels are what remains when repeats are merged and then blanks
-removed. There is no prediction network, so the labels of a section between two certain blanks do
-not depend on the rest.
+id 0 as null is. A path's labels are what remains when repeats are merged and then blanks removed.
+There is no prediction network, so the labels between two certain blanks do not depend on the rest.
 """
 
 from __future__ import annotations
@@ -17,15 +16,19 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL as BLANK
+from transduce.decoding.fusion import FusedScores
+from transduce.decoding.options import SearchOptions
 
 
 class Labelling(NamedTuple):
+    """An output sequence of CTC."""
+
     labels: tuple[int, ...]
-    log_prob: float  # of the path for the best path, of all that was searched for the prefix search
+    log_prob: float  # of the path, for the best path; of all paths found, for the other searches
 
 
 def ctc_best_path(transcription: Tensor, num_frames: Tensor) -> list[Labelling]:
-    """The labels of the most probable path, for each utterance of f [B, T, K+1], num_frames [B]."""
+    """Return the labels of the most probable path of each utterance; f is [B, T, K+1]."""
     return [_best_path(log_prob) for log_prob in _utterances(transcription, num_frames)]
 
 
@@ -36,13 +39,13 @@ def ctc_prefix_search(
     threshold: float = 0.995,
     max_prefixes: int = 1000,
 ) -> list[Labelling]:
-    """The most probable labelling of each utterance, f [B, T, K+1], num_frames [B].
+    """Return the most probable labelling of each utterance; f is [B, T, K+1].
 
-    An utterance is cut where the blank's probability passes the threshold, and each section is
-    searched alone: exact if the threshold is 1, and with the paper's 0.995 nearly so. Its time is
-    exponential in the length of a section at worst, as before a network has learnt anything. So at
-    most `max_prefixes` are extended in a section, after which the best labelling so far is taken,
-    or that of the best path if it is better; a warning says so.
+    The search cuts an utterance where the blank's probability passes the threshold, and searches
+    each section alone: exact if the threshold is 1, and nearly so at the paper's 0.995. The time is
+    exponential in the length of a section at worst, as before a network has learnt anything.
+    Therefore at most `max_prefixes` are extended in a section; then the best labelling so far is
+    taken, or that of the best path if it is better, and a warning says so.
     """
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold must be above 0 and at most 1, not {threshold}")
@@ -62,8 +65,34 @@ def ctc_prefix_search(
     return [labelling for labelling, _ in found]
 
 
+def ctc_beam_search(
+    transcription: Tensor, num_frames: Tensor, options: SearchOptions
+) -> list[list[Labelling]]:
+    """Return the n best labellings of each utterance, frame by frame; f is [B, T, K+1].
+
+    Prefix beam search: after every frame the `beam_width` most probable prefixes stay, each with
+    the probabilities of its paths that end in a blank and in its last label. `fusion` adds its
+    score when a label is appended. The order is that of log Pr(y) / |y|, or of log Pr(y).
+    """
+    found = []
+    for log_prob in _utterances(transcription, num_frames):
+        fused = None
+        if options.fuses:
+            assert options.fusion is not None and options.fusion_weight is not None
+            num_labels = log_prob.shape[1] - 1
+            fused = FusedScores(options.fusion, options.fusion_weight, num_labels)
+        labellings = _prefix_beam(log_prob, options.beam_width, fused)
+
+        def score(one: Labelling) -> tuple[float, tuple[int, ...]]:
+            length = max(1, len(one.labels)) if options.length_normalised else 1
+            return -one.log_prob / length, one.labels
+
+        found.append(sorted(labellings, key=score)[: options.n_best])
+    return found
+
+
 def _utterances(transcription: Tensor, num_frames: Tensor) -> list[np.ndarray]:
-    """ln Pr(k|t) [T, K+1] of each utterance."""
+    """Return ln Pr(k|t) [T, K+1] of each utterance; raise ValueError where f has no numbers."""
     if transcription.ndim != 3 or transcription.shape[2] < 2:
         raise ValueError(f"transcription must be [B, T, K+1], not {list(transcription.shape)}")
     if not transcription.is_floating_point():
@@ -100,7 +129,7 @@ def _best_path(log_prob: np.ndarray) -> Labelling:
 def _search_in_sections(
     log_prob: np.ndarray, threshold: float, max_prefixes: int
 ) -> tuple[Labelling, int]:
-    """The labelling, and in how many sections the search was cut short."""
+    """Return the labelling, and the number of sections in which the search was cut short."""
     cuts = np.nonzero(log_prob[:, BLANK] > np.log(threshold))[0].tolist()
     labels: tuple[int, ...] = ()
     total, num_bounded = float(log_prob[cuts, BLANK].sum()), 0
@@ -113,23 +142,23 @@ def _search_in_sections(
 
 
 class _Prefix(NamedTuple):
-    """Paths over a section that begin with some labels: ln of their probabilities up to frame t."""
+    """A labels prefix of a section, with ln of the probability of its paths up to each frame."""
 
     labels: tuple[int, ...]
-    log_label: np.ndarray  # [T], of those that are exactly the labels, ending in the last label
-    log_blank: np.ndarray  # [T], and ending in a blank
+    log_label: np.ndarray  # [T], of paths that are exactly these labels and end in the last one
+    log_blank: np.ndarray  # [T], of paths that are exactly these labels and end in a blank
 
 
 def _prefix_search(log_prob: np.ndarray, max_prefixes: int) -> tuple[Labelling, bool]:
-    """The most probable labelling of a section of T >= 1 frames, and whether the search was cut
-    short, so that there may be a better one.
+    """Return the most probable labelling of a section of T >= 1 frames, and whether the search was
+    cut short, so that there may be a better one.
 
-    The prefix whose proper extensions are together the most probable is extended by every label,
-    until no extensions are together more probable than the best labelling so far.
+    Repeatedly extend the prefix whose proper extensions are together the most probable by every
+    label, until no extensions are together more probable than the best labelling so far.
     """
     empty, num_extended = _empty_prefix(log_prob), 0
     best = Labelling((), float(empty.log_blank[-1]))
-    # Of each prefix, minus ln of the probability of its proper extensions.
+    # The key is minus ln of the probability of a prefix's proper extensions.
     open_prefixes = [(-_log_without(0.0, best.log_prob), empty.labels, empty)]
     while open_prefixes and -open_prefixes[0][0] > best.log_prob:
         if num_extended == max_prefixes:
@@ -154,7 +183,7 @@ def _empty_prefix(log_prob: np.ndarray) -> _Prefix:
 
 
 def _labelling(labels: tuple[int, ...], log_prob: np.ndarray) -> Labelling:
-    """The labels with ln of the probability of all their paths."""
+    """Return the labels with ln of the probability of all their paths."""
     prefix = _empty_prefix(log_prob)
     for u, k in enumerate(labels):
         log_label, log_blank, _ = _extended(prefix, log_prob)
@@ -163,8 +192,8 @@ def _labelling(labels: tuple[int, ...], log_prob: np.ndarray) -> Labelling:
 
 
 def _extended(prefix: _Prefix, log_prob: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The two arrays of the prefix with each label added, [T, K], and ln of the probability [K]
-    of all paths that begin with it."""
+    """Append each label to a prefix; return its two arrays [T, K], and ln of the probability [K] of
+    all paths that begin with the result."""
     T, K = len(log_prob), log_prob.shape[1] - 1
     # Before a new label: the prefix ends in a blank, or in another label than the new one.
     before = np.logaddexp(prefix.log_label, prefix.log_blank)[:, None].repeat(K, 1)
@@ -181,7 +210,49 @@ def _extended(prefix: _Prefix, log_prob: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _log_without(log_whole: float, log_part: float) -> float:
-    """ln(e^whole - e^part), -inf where rounding leaves nothing."""
+    """Return ln(e^whole - e^part), -inf where rounding leaves nothing."""
     if log_part >= log_whole:
         return -np.inf
     return float(log_whole + np.log1p(-np.exp(log_part - log_whole)))
+
+
+def _prefix_beam(
+    log_prob: np.ndarray, beam_width: int, fused: FusedScores | None
+) -> list[Labelling]:
+    """Return the labellings in the beam after the last frame."""
+    number: dict[tuple[int, ...], int] = {}  # prefixes whose fused scores are known
+    scores: list[np.ndarray] = []
+
+    def fused_scores(y: tuple[int, ...]) -> np.ndarray | float:
+        """Return the language model's scores of the labels after y, [K]."""
+        if fused is None:
+            return 0.0
+        if y not in number:
+            parent = number[y[:-1]] if y else -1
+            scores.extend(fused.extend([parent], [y[-1] if y else BLANK]))
+            number[y] = len(number)
+        return scores[number[y]][1:]
+
+    # ln of the probability of the paths that end in a blank, and in the last label.
+    beam: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, -np.inf)}
+    for outputs in log_prob:
+        merged: dict[tuple[int, ...], tuple[float, float]] = {}
+        for y, (in_blank, in_label) in beam.items():
+            whole = np.logaddexp(in_blank, in_label)
+            blank, same = merged.get(y, (-np.inf, -np.inf))
+            stays = in_label + outputs[y[-1]] if y else -np.inf
+            merged[y] = (
+                np.logaddexp(blank, whole + outputs[BLANK]),
+                np.logaddexp(same, stays),
+            )
+            extended = whole + outputs[1:] + fused_scores(y)
+            if y:  # a repeat needs a blank between
+                extended[y[-1] - 1] += in_blank - whole
+            for k in np.argsort(-extended)[:beam_width].tolist():
+                if extended[k] > -np.inf:
+                    longer = (*y, k + 1)
+                    blank, last = merged.get(longer, (-np.inf, -np.inf))
+                    merged[longer] = (blank, np.logaddexp(last, extended[k]))
+        best = sorted(merged, key=lambda y: (-np.logaddexp(*merged[y]), y))[:beam_width]
+        beam = {y: merged[y] for y in best}
+    return [Labelling(y, float(np.logaddexp(*parts))) for y, parts in beam.items()]

@@ -1,102 +1,87 @@
-"""Both searches in tensors, for models on a GPU: no loop over hypotheses.
+"""Both searches in PyTorch operations, for any network and any joint, on any device.
 
-Algorithm 1's loop in batches is that of cpu.py, and so is the proof. What differs is how its parts
-are put: a set is a tensor from which what has become too improbable is left out, and what is asked
-of every prefix is asked of the trie, of all at once. Probabilities are logarithms in float64.
+The loop in batches is that of cpu/beam.py, which has the proof. Here a set of hypotheses is a
+tensor, from which those that have become too improbable are dropped, and the trie answers for all
+prefixes at once. Probabilities are logarithms in float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL
-from transduce.decoding.fusion import FusedScores
-from transduce.decoding.hypothesis import Found, check_prediction
-from transduce.decoding.trie import prefixes_for
-from transduce.kernels.nvrtc import current, full_float32
-from transduce.networks import PredictionNetwork
+from transduce.decoding.hypothesis import Found, Greedy, check_prediction
+from transduce.decoding.problem import Problem, padded
+from transduce.decoding.protocols import log_probs, put_rows, rows_of
+from transduce.decoding.trie import Trie
 
-MIN_BATCH = 256  # hypotheses that are expanded at once, of a narrow beam; W of a wide one
-LEAST = -torch.finfo(torch.float64).max  # of what is possible at all
+# Hypotheses expanded at once: W, or this many of a narrower beam. More rows make better use of a
+# device and expand more hypotheses in vain.
+MIN_BATCH = 256
+LEAST = -torch.finfo(torch.float64).max  # below any possible log-probability
+NewTrie = Callable[[Problem, torch.device], Trie]
 
 
-def beam_searches(
-    network: PredictionNetwork,
-    transcriptions: list[Tensor],  # [T, K+1] each
-    beam_width: int,
-    max_labels_per_frame: int,
-    fused: Callable[[], FusedScores | None],
-) -> list[Found]:
-    """B after the last frame, of each utterance, one utterance after the other."""
-    device = network.output.weight.device
-    on_gpu = device.type == "cuda"
-    with current(device) if on_gpu else nullcontext(), full_float32():
-        return [
-            _Search(network, f, beam_width, max_labels_per_frame, fused()).run()
-            for f in transcriptions
-        ]
+def beam_searches(problem: Problem, new_trie: NewTrie = Trie) -> list[Found]:
+    """Return the beam B after the last frame of each utterance, one utterance after the other."""
+    return [_Search(problem, f, new_trie).run() for f in problem.transcriptions]
 
 
 class _Search:
     """The search through one utterance's output sequences."""
 
-    def __init__(
-        self,
-        network: PredictionNetwork,
-        transcription: Tensor,
-        beam_width: int,
-        max_labels_per_frame: int,
-        fused: FusedScores | None,
-    ) -> None:
-        self.f = transcription.double().contiguous()
-        self.prefixes = prefixes_for(network, fused)
-        self.beam_width, self.max_labels_per_frame = beam_width, max_labels_per_frame
-        self.batch_size = max(MIN_BATCH, beam_width)
+    def __init__(self, problem: Problem, transcription: Tensor, new_trie: NewTrie) -> None:
+        # The sum is taken in float64; any other joint gets f as it is.
+        f = transcription.double() if problem.joint is None else transcription
+        self.f, self.trie = f.contiguous(), new_trie(problem, f.device)
+        self.beam_width = problem.beam_width
+        self.max_labels_per_frame = problem.max_labels_per_frame
+        self.batch_size = max(MIN_BATCH, self.beam_width)
         self.num_bounded = self.num_expanded = 0
 
     def run(self) -> Found:
+        """Search to the last frame."""
+        trie = self.trie
         nodes = torch.zeros(1, dtype=torch.int64, device=self.f.device)
-        log_prob = self.f.new_zeros(1)
+        log_prob = torch.zeros(1, dtype=torch.float64, device=self.f.device)
         for t in range(len(self.f)):
             if len(nodes) == 0:
                 break
-            log_prob = self.prefixes.enter(t, nodes, log_prob, self.f[t])
+            log_prob = trie.enter(t, nodes, log_prob, self.f[t])
             nodes, log_prob = self._frame(t, nodes, log_prob)
-        # What remains of the trie, on the CPU.
-        size, prefixes = self.prefixes.size, self.prefixes
-        check_prediction(float(prefixes.g[:size].amax()))
-        prefixes.parent, prefixes.label = prefixes.parent[:size].cpu(), prefixes.label[:size].cpu()
+        check_prediction(trie.largest_prediction())
+        depth = trie.depth[nodes].cpu().numpy()
+        # The labels are read on the CPU.
+        trie.parent, trie.label = trie.parent[: trie.size].cpu(), trie.label[: trie.size].cpu()
         at = nodes.tolist()
         return Found(
             log_prob.cpu().numpy(),
-            prefixes.depth[nodes].cpu().numpy(),
-            lambda i: prefixes.labels(at[i]),
+            depth,
+            lambda i: trie.labels(at[i]),
             self.num_bounded,
             self.num_expanded,
-            size,
+            trie.size,
         )
 
     def _frame(self, t: int, nodes: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
-        """B of frame t: its nodes and their probabilities, from A with its prefix sums."""
-        trie, K1, most = self.prefixes, self.prefixes.K1, self.max_labels_per_frame
+        """Return the nodes of B after frame t and their probabilities, given A with its sums."""
+        trie, K1, most = self.trie, self.trie.K1, self.max_labels_per_frame
         beam_nodes, beam = nodes[:0], log_prob[:0]
-        # The extensions in A: their probabilities and keys.
-        open_log_prob, open_keys = log_prob[:0], nodes[:0]
+        open_log_prob, open_keys = log_prob[:0], nodes[:0]  # the extensions in A
         bounded = log_prob.new_full((), -torch.inf)
         rounds = 0
         while len(nodes) > 0:
             self.num_expanded += len(nodes)
-            # Pr(y) from before the product with Pr(∅|y,t).
+            # Pr(y) is its value before the product with Pr(∅|y,t).
             with_null, extended = trie.extend(t, nodes, log_prob, self.f[t], most)
             beam_nodes, beam = torch.cat([beam_nodes, nodes]), torch.cat([beam, with_null])
             if rounds >= most:
                 ended = trie.emitted[nodes] == most
                 bounded = torch.maximum(bounded, torch.where(ended, log_prob, -torch.inf).amax())
-            # What is equal to the W-th best stays, until the frame is over.
+            # Hypotheses equal to the W-th best stay until the frame is over.
             worst = self._worst(beam)
             found = (extended >= worst).view(-1).nonzero()[:, 0]
             row = found // K1
@@ -125,45 +110,43 @@ class _Search:
         return self._best(beam_nodes[kept], beam[kept])
 
     def _worst(self, beam: Tensor) -> Tensor:
-        """The W-th best of B, or what is better than impossible if B has fewer."""
+        """Return the W-th best log-probability of B; `LEAST` if B has fewer."""
         excess = len(beam) - self.beam_width
         if excess < 0:
             return beam.new_full((), LEAST)
         return beam.kthvalue(excess + 1).values.clamp(min=LEAST)
 
     def _best(self, nodes: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
-        """The W best; equals in the order of their labels."""
+        """Keep the W best; ties are decided by the order of their labels."""
         excess = len(nodes) - self.beam_width
         if excess > 0:
             equal = (log_prob == log_prob.amin()).nonzero()[:, 0].tolist()
-            last = sorted(equal, key=lambda i: self.prefixes.labels(int(nodes[i])))[-excess:]
+            last = sorted(equal, key=lambda i: self.trie.labels(int(nodes[i])))[-excess:]
             kept = torch.ones_like(nodes, dtype=torch.bool)
             kept[last] = False
             nodes, log_prob = nodes[kept], log_prob[kept]
         return nodes, log_prob
 
 
-def greedy_searches(
-    network: PredictionNetwork,
-    transcription: Tensor,  # [B, T, K+1]
-    num_vectors: Tensor,  # [B]
-    max_labels_per_frame: int,
-) -> tuple[list[list[int]], list[list[int]], list[float], list[int]]:
-    """The labels, their frames, log_prob and the number of bounded frames of each utterance."""
-    B, T = transcription.shape[:2]
-    prediction, state = network.step(num_vectors.new_full((B,), NULL))
+def greedy_searches(problem: Problem) -> list[Greedy]:
+    """Return each utterance's greedy alignment; all utterances go through the frames together."""
+    f, num_vectors = padded(problem.transcriptions)
+    network, most = problem.network, problem.max_labels_per_frame
+    (B, T), device = f.shape[:2], f.device
+    nulls = torch.full((B,), NULL, device=device)
+    g, state = network.step(nulls, network.start(B))
     labels: list[list[int]] = [[] for _ in range(B)]
-    times: list[list[int]] = [[] for _ in range(B)]
-    log_prob = torch.zeros(B, dtype=torch.float64, device=transcription.device)
-    num_bounded, largest = torch.zeros_like(num_vectors), prediction.amax()
+    frames: list[list[int]] = [[] for _ in range(B)]
+    log_prob = torch.zeros(B, dtype=torch.float64, device=device)
+    num_bounded, largest = torch.zeros_like(nulls), g.amax()
     for t in range(T):
         here = t < num_vectors  # the utterances whose alignment is at this frame
-        for emitted in range(max_labels_per_frame + 1):
-            scores = (transcription[:, t] + prediction).log_softmax(-1)
+        for emitted in range(most + 1):
+            scores = log_probs(f[:, t], g, problem.joint)
             best, output = scores.max(-1)
-            if emitted == max_labels_per_frame:
+            if emitted == most:
                 num_bounded += here & (output != NULL)
-                best, output = scores[:, NULL], torch.full_like(output, NULL)
+                best, output = scores[:, NULL], nulls
             log_prob += torch.where(here, best, 0.0)
             here = here & (output != NULL)
             rows = here.nonzero()[:, 0]
@@ -171,13 +154,13 @@ def greedy_searches(
                 break
             for b, label in zip(rows.tolist(), output[rows].tolist(), strict=True):
                 labels[b].append(label)
-                times[b].append(t)
-            stepped, later = network.step(output[rows], (state[0][:, rows], state[1][:, rows]))
+                frames[b].append(t)
+            stepped, later = network.step(output[rows], rows_of(state, rows))
             largest = torch.maximum(largest, stepped.amax())
-            prediction = prediction.index_copy(0, rows, stepped)
-            state = (
-                state[0].index_copy(1, rows, later[0]),
-                state[1].index_copy(1, rows, later[1]),
-            )
+            g, state = g.index_copy(0, rows, stepped), put_rows(state, rows, later)
     check_prediction(float(largest))
-    return labels, times, log_prob.tolist(), num_bounded.tolist()
+    columns = (log_prob.tolist(), num_bounded.tolist())
+    return [
+        Greedy(tuple(y), tuple(when), *numbers)
+        for y, when, *numbers in zip(labels, frames, *columns, strict=True)
+    ]

@@ -1,9 +1,10 @@
-"""Several transducers as one: label by label, the average of what each expects next.
+"""Several transducers as one: the average, label by label, of the next label that each expects.
 
-Transducers that were trained apart emit the same labels at different frames, so that an average at
-the nodes of the lattice is of things that do not belong together. What they agree about is the next
-label. A transducer knows Pr(k|y,x), the probability that label k follows y, whatever the alignment,
-and that nothing does (docs/derivations.md, section 6); these are averaged, and searched through.
+Transducers that were trained apart emit the same labels at different frames, so averaging their
+outputs at the nodes of the lattice would mix things that do not belong together. They do agree on
+the next label. A transducer gives Pr(k|y,x), the probability that label k follows y whatever the
+alignment, and the probability that y is complete (docs/derivations.md, section 6); the ensemble
+averages these, and searches with the average.
 """
 
 from __future__ import annotations
@@ -18,167 +19,191 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from transduce.alphabet import NULL
-from transduce.decoding.hypothesis import Hypothesis, Timing
+from transduce.data.batches import Batch, Example
+from transduce.decoding.hypothesis import Hypothesis, Labels, Timing
+from transduce.decoding.options import SearchOptions
+from transduce.decoding.problem import Problem
+from transduce.decoding.protocols import State, TransducerModel, rows_of
 from transduce.decoding.search import (
     check_frames,
     check_numbers,
-    check_width,
-    evaluating,
+    eval_mode,
+    reads_backwards,
     timings_of,
 )
-from transduce.lstm.layer import State
-from transduce.networks import Transducer
+from transduce.kernels.backends import Backend
+from transduce.networks import TranscriptionNetwork
 from transduce.sequences import reverse_padded
 
-# An impossible null has e to this power, so that a sum of logarithms has a difference.
+# The logarithm that stands for an impossible null: finite, so that differences of sums exist.
 LEAST_LOG_NULL = -1e5
 
 
 class Ensemble(nn.Module):
-    """The geometric mean of what its members expect next, normalised: a distribution over y.
+    """The normalised geometric mean of its members' next-label distributions.
 
-    Members may differ in everything but what goes in and what comes out. An ensemble is made to be
-    used, not trained.
+    Members may differ in everything but their inputs and outputs. An ensemble is for decoding, not
+    for training.
 
-    Members that go `backwards`, from the end of every sequence, expect other things next than the
-    rest do. Either party is such a distribution, and Pr(y|x) their geometric mean, by the number of
-    their members: over all y it adds up to one at most.
+    Members that read backwards expect other labels next than the rest. Each direction's members
+    form such a distribution, and Pr(y|x) is the geometric mean of the two, weighted by their
+    numbers of members; summed over all y it is at most one. In a search the forward and the
+    backward models rescore each other's N-best lists.
     """
 
-    def __init__(
-        self, members: Sequence[Transducer], backwards: Sequence[bool] | None = None
-    ) -> None:
+    kind, reads_input, has_timings = "transducer", True, True
+
+    def __init__(self, members: Sequence[TransducerModel]) -> None:
         super().__init__()
         if not members:
             raise ValueError("an ensemble needs a member; give at least one")
-        if not all(isinstance(member, Transducer) for member in members):
-            raise ValueError("the members of an ensemble must be transducers")
-        _check_same("input_size", [m.transcription_network.lstm.input_size for m in members])
-        _check_same("num_labels", [m.prediction_network.num_labels for m in members])
-        self.backwards = tuple(backwards) if backwards is not None else (False,) * len(members)
-        if len(self.backwards) != len(members):
-            raise ValueError(
-                f"an ensemble must know of each member whether it goes backwards, but is told so "
-                f"of {len(self.backwards)} where there are {len(members)}"
-            )
-        self.members = nn.ModuleList(members)
+        for member in members:
+            if not isinstance(member, nn.Module) or not hasattr(member, "prediction_network"):
+                raise ValueError("the members of an ensemble must be transducers")
+        networks = [member.transcription_network for member in members]
+        ours = [network for network in networks if isinstance(network, TranscriptionNetwork)]
+        _check_same("input_size", [network.lstm.input_size for network in ours])
+        _check_same("num_labels", [network.output.out_features - 1 for network in ours])
+        self.members = nn.ModuleList(cast(Sequence[nn.Module], members))
         self.eval()
 
+    @property
+    def directions(self) -> tuple[bool, ...]:
+        """Whether each direction is backward, the first member's direction first."""
+        return tuple(dict.fromkeys(map(reads_backwards, self._members())))
+
     @torch.no_grad()
-    def losses(
-        self, frames: Tensor, num_frames: Tensor, labels: Tensor, num_labels: Tensor
-    ) -> Tensor:
-        """-ln Pr(y|x) of each sequence in nats, [B], of the labels [B, U]."""
-        for b, length in enumerate(check_frames(frames, num_frames)):
+    def losses(self, batch: Batch) -> Tensor:
+        """Return -ln Pr(y|x) of each sequence in nats, [B]."""
+        for b, length in enumerate(check_frames(batch.frames, batch.num_frames)):
             if length == 0:
                 raise ValueError(f"num_frames[{b}] must be at least 1, not 0")
-        with evaluating(self):
-            parties = self._parties(frames, num_frames)
-            rows = torch.arange(len(labels), device=labels.device)
-            return _losses(parties, rows, labels, num_labels)
+        with eval_mode(self):
+            groups = self._groups(batch.frames, batch.num_frames)
+            rows = torch.arange(len(batch.labels), device=batch.labels.device)
+            return _losses(groups, rows, batch.labels, batch.num_labels)
 
     @torch.no_grad()
     def search(
-        self,
-        frames: Tensor,  # [B, T, D], or ids [B, T]
-        num_frames: Tensor,  # [B]
-        *,
-        beam_width: int,
-        n_best: int = 1,
-        max_labels_per_frame: int = 20,
-        with_timings: bool = True,
-    ) -> list[list[Hypothesis]]:
-        """The n most probable output sequences of each utterance, best first, by ln Pr(y|x).
+        self, batch: Batch, options: SearchOptions, *, backend: Backend = "auto"
+    ) -> list[tuple[Hypothesis, ...]]:
+        """Return the n most probable output sequences of each utterance, best first, by ln Pr(y|x).
 
-        All live sequences of the beam have the same number of labels. One that has ended waits for
-        the others, until no live one is more probable than the n best that have ended. Where some
-        members go backwards, n is the beam's width for either party, and both together choose from
-        what they have found. The timings are the first member's, with the mean of the
-        confidences of all that go its way.
+        All live sequences of the beam have the same number of labels. A complete one waits until no
+        live one is more probable than the n best complete ones. If members read in both directions,
+        each direction keeps as many as the beam is wide, and both rescore all of them. The timings
+        are the first member's; the confidences are the mean over the members of its direction.
+        Hypotheses are never normalised by length, and there is no fusion.
         """
-        check_width(beam_width, n_best, max_labels_per_frame)
-        lengths = check_frames(frames, num_frames)
+        if options.fuses:
+            raise ValueError("an ensemble has no fusion; leave it out, or give one model")
+        lengths = check_frames(batch.frames, batch.num_frames)
         heard = [b for b, T in enumerate(lengths) if T > 0]
-        found = [[Hypothesis((), 0.0, 0.0, ())] for _ in lengths]
+        found: list[tuple[Hypothesis, ...]] = [(Hypothesis((), 0.0, 0.0, ()),) for _ in lengths]
         if not heard:
             return found
-        with evaluating(self):
-            parties = self._parties(frames[heard], num_frames[heard])
-            most_labels = [max_labels_per_frame * lengths[b] for b in heard]
-            kept = n_best if len(parties) == 1 else beam_width
-            beams = [party.search(most_labels, beam_width, kept) for party in parties]
+        with eval_mode(self):
+            groups = self._groups(batch.frames[heard], batch.num_frames[heard], options.null_bias)
+            most_labels = [options.max_labels_per_frame * lengths[b] for b in heard]
+            kept = options.n_best if len(groups) == 1 else options.beam_width
+            beams = [group.search(most_labels, options.beam_width, kept) for group in groups]
             if bounded := set().union(*(beam.bounded for beam in beams)):
                 warnings.warn(
-                    f"item {heard[min(bounded)]} had not ended after {max_labels_per_frame} labels "
-                    "for each of its frames; longer sequences were not looked at",
+                    f"item {heard[min(bounded)]} had not ended after "
+                    f"{options.max_labels_per_frame} labels for each of its frames; longer "
+                    "sequences were not looked at",
                     stacklevel=2,
                 )
-            ended = [beam.ended for beam in beams]
-            best = ended[0] if len(parties) == 1 else _chosen(parties, ended, n_best)
+            complete = [beam.complete for beam in beams]
+            best = complete[0] if len(groups) == 1 else _rescored(groups, complete, options.n_best)
             for i, b in enumerate(heard):
-                found[b] = [parties[0].hypothesis(i, one, with_timings) for one in best[i]]
+                found[b] = tuple(
+                    groups[0].hypothesis(i, one, options.with_timings) for one in best[i]
+                )
         return found
 
-    def _parties(self, frames: Tensor, num_frames: Tensor) -> list[_Party]:
-        """The members, at work on some utterances: those that go the first one's way, the rest."""
-        members = cast(Iterable[Transducer], self.members)
-        ways = list(zip(members, self.backwards, strict=True))
+    def can_align(self, example: Example) -> bool:
+        """Return True: a transducer can align any labels with one frame."""
+        return True
+
+    def rows_per_input(self, options: SearchOptions) -> int:
+        """Return how many rows of f a search holds for each input: a beam for each direction."""
+        return options.beam_width * len(self.directions)
+
+    def _members(self) -> list[TransducerModel]:
+        return list(cast(Iterable[TransducerModel], self.members))
+
+    def _groups(
+        self, frames: Tensor, num_frames: Tensor, null_bias: float = 0.0
+    ) -> list[_DirectionGroup]:
+        """Put the members of each direction to work on some utterances."""
         return [
-            _Party([member for member, its in ways if its == way], way, frames, num_frames)
-            for way in dict.fromkeys(self.backwards)
+            _DirectionGroup(
+                [member for member in self._members() if reads_backwards(member) == backwards],
+                *(backwards, frames, num_frames, null_bias),
+            )
+            for backwards in self.directions
         ]
 
 
 class _Prefix(NamedTuple):
-    """Labels that an utterance may begin with; or, if they have ended, all of its labels."""
+    """The first labels of an utterance, or all of them if it is complete."""
 
     utterance: int
     log_prob: float
-    labels: tuple[int, ...]
+    labels: Labels
 
 
-class _Party:
-    """The members of an ensemble that go one way, at work on some utterances."""
+class _DirectionGroup:
+    """The members that read in one direction, at work on some utterances."""
 
     def __init__(
-        self, members: Sequence[Transducer], backwards: bool, frames: Tensor, num_frames: Tensor
+        self,
+        members: Sequence[TransducerModel],
+        backwards: bool,
+        frames: Tensor,
+        num_frames: Tensor,
+        null_bias: float,
     ) -> None:
         self.backwards = backwards
         if backwards:
             frames = reverse_padded(frames, num_frames)
-        self.columns = [_Column(member, frames, num_frames) for member in members]
+        self.columns = [_Column(member, frames, num_frames, null_bias) for member in members]
 
     def losses(self, rows: Tensor, labels: Tensor, num_labels: Tensor) -> Tensor:
-        """-ln Pr(y|x) in nats, [R], of labels [R, U] for the utterances of these numbers."""
+        """Return -ln Pr(y|x) in nats, [R], of labels [R, U], each for the utterance rows[r]."""
         if self.backwards:
             labels = reverse_padded(labels, num_labels)
         losses = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
         each = torch.arange(len(labels), device=labels.device)
         impossible = torch.zeros_like(each, dtype=torch.bool)
-        self._begin(rows)
+        self._start(rows)
         for u in range(labels.shape[1] + 1):
-            # After the last label, and ever after, null: the end.
+            # Null follows the last label, and marks the end.
             following = labels[:, u] if u < labels.shape[1] else torch.zeros_like(each)
             following = following.where(u < num_labels, NULL)
             losses -= self._expected()[each, following].where(u <= num_labels, 0.0)
-            # What is impossible stays so: what would follow it has no distribution.
+            # After an impossible label there is no distribution: the loss stays infinite.
             losses = losses.where(~impossible, torch.inf)
             impossible = losses == torch.inf
-            self._follow(each, following)
+            self._advance(each, following)
         return losses
 
     def search(self, most_labels: Sequence[int], beam_width: int, n_best: int) -> _Beam:
-        """The beam when all has ended; its labels are in their order, whichever the way."""
+        """Search until every sequence is complete; its labels are in forward order."""
         beam = _Beam(most_labels, beam_width, n_best)
-        self._begin(torch.arange(len(most_labels), device=self.columns[0].f.device))
+        self._start(torch.arange(len(most_labels), device=self.columns[0].f.device))
         while beam.live:
-            self._follow(*beam.follow(self._expected()))
+            self._advance(*beam.advance(self._expected()))
         if self.backwards:
-            beam.ended = [[p._replace(labels=p.labels[::-1]) for p in best] for best in beam.ended]
+            beam.complete = [
+                [prefix._replace(labels=prefix.labels[::-1]) for prefix in best]
+                for best in beam.complete
+            ]
         return beam
 
     def hypothesis(self, utterance: int, found: _Prefix, with_timings: bool) -> Hypothesis:
-        """What was found, with the members' timings."""
+        """Make a hypothesis of a complete sequence, with the members' timings."""
         order = -1 if self.backwards else 1
         labels, timings = found.labels[::order], list[Timing]()
         if with_timings:
@@ -189,79 +214,87 @@ class _Party:
             ]
         emitted = tuple(timing.frame for timing in timings)
         one = Hypothesis(labels, found.log_prob, found.log_prob, emitted, tuple(timings))
-        return one.from_the_end(self.columns[0].num_vectors(utterance)) if self.backwards else one
+        return one.reversed(self.columns[0].num_vectors(utterance)) if self.backwards else one
 
-    def _begin(self, rows: Tensor) -> None:
+    def _start(self, rows: Tensor) -> None:
         for column in self.columns:
-            column.begin(rows)
+            column.start(rows)
 
     def _expected(self) -> Tensor:
-        """The geometric mean of the members' distributions, normalised."""
+        """Return the normalised geometric mean of the members' distributions, [R, K+1]."""
         expected = [column.expected() for column in self.columns]
         return torch.stack(expected).mean(0).log_softmax(-1)
 
-    def _follow(self, prefixes: Tensor, labels: Tensor) -> None:
+    def _advance(self, prefixes: Tensor, labels: Tensor) -> None:
         for column in self.columns:
-            column.follow(prefixes, labels)
+            column.advance(prefixes, labels)
 
 
-def _losses(parties: Sequence[_Party], rows: Tensor, labels: Tensor, num_labels: Tensor) -> Tensor:
-    """The parties' losses, weighed by the number of their members."""
-    size = sum(len(party.columns) for party in parties)
-    weighed = [
-        party.losses(rows, labels, num_labels) * (len(party.columns) / size) for party in parties
+def _losses(
+    groups: Sequence[_DirectionGroup], rows: Tensor, labels: Tensor, num_labels: Tensor
+) -> Tensor:
+    """Return the mean of the groups' losses, weighted by their numbers of members."""
+    size = sum(len(group.columns) for group in groups)
+    weighted = [
+        group.losses(rows, labels, num_labels) * (len(group.columns) / size) for group in groups
     ]
-    return torch.stack(weighed).sum(0)
+    return torch.stack(weighted).sum(0)
 
 
-def _chosen(
-    parties: Sequence[_Party], ended: Sequence[Sequence[Sequence[_Prefix]]], n_best: int
+def _rescored(
+    groups: Sequence[_DirectionGroup],
+    complete: Sequence[Sequence[Sequence[_Prefix]]],
+    n_best: int,
 ) -> list[list[_Prefix]]:
-    """Of each utterance the n most probable of what any party has found, to all of them."""
+    """Score all sequences that any group has found with all groups; return the n best of each."""
     candidates = [
         (b, labels)
-        for b, each in enumerate(zip(*ended, strict=True))
+        for b, each in enumerate(zip(*complete, strict=True))
         for labels in sorted({one.labels for some in each for one in some})
     ]
-    device = parties[0].columns[0].f.device
+    device = groups[0].columns[0].f.device
     rows = torch.tensor([b for b, _ in candidates], device=device)
     num_labels = torch.tensor([len(labels) for _, labels in candidates], device=device)
     labels = pad_sequence(
         [torch.tensor(labels, dtype=torch.int64, device=device) for _, labels in candidates], True
     )
-    best: list[list[_Prefix]] = [[] for _ in ended[0]]
-    losses = _losses(parties, rows, labels, num_labels).tolist()
+    best: list[list[_Prefix]] = [[] for _ in complete[0]]
+    losses = _losses(groups, rows, labels, num_labels).tolist()
     for (b, found), loss in zip(candidates, losses, strict=True):
         best[b].append(_Prefix(b, -loss, found))
-    return [sorted(some, key=_likeliest_first)[:n_best] for some in best]
+    return [sorted(some, key=_most_probable_first)[:n_best] for some in best]
 
 
 class _Column:
-    """One member's lattices for some prefixes, of which it has the last column: all t, one u."""
+    """One member's lattices for some prefixes: the last column of each, all t of one u."""
 
-    def __init__(self, member: Transducer, frames: Tensor, num_frames: Tensor) -> None:
+    def __init__(
+        self, member: TransducerModel, frames: Tensor, num_frames: Tensor, null_bias: float
+    ) -> None:
         self.network = member.prediction_network
         f, num_vectors = member.transcription_network(frames, num_frames)
         self.inside = torch.arange(f.shape[1], device=f.device) < num_vectors[:, None]
         for b, length in enumerate(num_vectors.tolist()):
             check_numbers(b, f[b, :length])
         self.f, self.last = f.double(), num_vectors.long() - 1
+        self.f[..., NULL] += null_bias
 
-    def begin(self, rows: Tensor) -> None:
-        """With prefixes that have no labels yet, of the utterances of these numbers."""
+    def start(self, rows: Tensor) -> None:
+        """Begin with one empty prefix for the utterance of each row."""
         self.rows = rows  # the utterance of each prefix
-        self.labels = torch.full_like(rows, NULL)  # the last of each
-        self.state: State | None = None  # before it
-        # ln of the probability that the last label is emitted at t: that column u is entered there.
+        self.labels = torch.full_like(rows, NULL)  # the last label of each prefix
+        self.state: State = self.network.start(len(rows))  # before that label
+        # ln of the probability that the last label is emitted at t, where column u is entered.
         self.log_entered = self.f.new_full((len(rows), self.f.shape[1]), -torch.inf)
         self.log_entered[:, 0] = 0.0
 
     def expected(self) -> Tensor:
-        """ln Pr(k|y,x) for every prefix y and what may follow it, null being the end, [R, K+1]."""
+        """Return ln Pr(k|y,x) of every prefix y and label k, null being the end, [R, K+1]."""
         g, self.state = self.network.step(self.labels, self.state)
         self.log_pr = (self.f[self.rows] + g.double()[:, None]).log_softmax(-1)  # [R, T, K+1]
         log_null = self.log_pr[..., NULL].clamp(min=LEAST_LOG_NULL)
-        # α(t,u) sums over where the column was entered; from there to t all outputs are null.
+        # α(t,u) sums over the frames at which the column was entered; from there on all outputs up
+        # to t are null.
         before = nn.functional.pad(log_null.cumsum(1), (1, 0))[:, :-1]
         log_alpha = before + torch.logcumsumexp(self.log_entered - before, 1)
         self.log_alpha = log_alpha.masked_fill(~self.inside[self.rows], -torch.inf)
@@ -270,35 +303,36 @@ class _Column:
         joint = torch.cat((ends, joint[:, NULL + 1 :]), 1)
         return joint - joint.logsumexp(1, keepdim=True)
 
-    def follow(self, prefixes: Tensor, labels: Tensor) -> None:
-        """Go on with some prefixes, each with one more label."""
+    def advance(self, prefixes: Tensor, labels: Tensor) -> None:
+        """Continue with some of the prefixes, each with one more label."""
         log_label = self.log_pr[prefixes, :, labels]
         self.log_entered = self.log_alpha[prefixes] + log_label
         self.rows, self.labels = self.rows[prefixes], labels
-        assert self.state is not None
-        h, s = self.state
-        self.state = h[:, prefixes], s[:, prefixes]
+        self.state = rows_of(self.state, prefixes)
 
     def num_vectors(self, utterance: int) -> int:
-        """T, of the transcription."""
+        """Return T, the number of transcription vectors."""
         return int(self.last[utterance]) + 1
 
-    def timings(self, utterance: int, labels: tuple[int, ...]) -> list[Timing]:
-        """When this member emits the labels."""
-        return timings_of(self.network, self.f[utterance, : self.num_vectors(utterance)], labels)
+    def timings(self, utterance: int, labels: Labels) -> list[Timing]:
+        """Return when this member emits the labels."""
+        f = self.f[utterance, : self.num_vectors(utterance)]
+        problem = Problem([f], self.network, None, f.shape[-1], SearchOptions())
+        return timings_of(problem, f, labels)
 
 
 class _Beam:
-    """The most probable prefixes of each utterance, of as many labels each, and what has ended."""
+    """The most probable prefixes of each utterance, all of one length, and the complete ones."""
 
     def __init__(self, most_labels: Sequence[int], beam_width: int, n_best: int) -> None:
         self.most_labels, self.beam_width, self.n_best = most_labels, beam_width, n_best
-        self.bounded: set[int] = set()  # utterances in which that was met
+        self.bounded: set[int] = set()  # utterances in which `most_labels` was met
         self.live = [_Prefix(b, 0.0, ()) for b in range(len(most_labels))]
-        self.ended: list[list[_Prefix]] = [[] for _ in most_labels]
+        self.complete: list[list[_Prefix]] = [[] for _ in most_labels]
 
-    def follow(self, expected: Tensor) -> tuple[Tensor, Tensor]:
-        """Take the next labels, given ln Pr(k|y,x) [R, K+1]: which prefixes go on, with which."""
+    def advance(self, expected: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose the next labels, given ln Pr(k|y,x) [R, K+1]; return which prefixes go on with
+        which labels."""
         device, live = expected.device, self.live
         so_far = torch.tensor([prefix.log_prob for prefix in live], dtype=torch.float64)
         log_prob = so_far[:, None] + expected.cpu()
@@ -306,10 +340,10 @@ class _Beam:
         for b, group in groupby(range(len(live)), key=lambda r: live[r].utterance):
             here = list(group)
             ends = [live[r]._replace(log_prob=float(log_prob[r, NULL])) for r in here]
-            best = sorted(self.ended[b] + ends, key=_likeliest_first)
-            self.ended[b] = best[: self.n_best]
-            # A longer one is less probable still.
-            least = -torch.inf if len(best) < self.n_best else self.ended[b][-1].log_prob
+            best = sorted(self.complete[b] + ends, key=_most_probable_first)
+            self.complete[b] = best[: self.n_best]
+            # No extension is more probable than its prefix.
+            least = -torch.inf if len(best) < self.n_best else self.complete[b][-1].log_prob
             following = log_prob[here, NULL + 1 :]
             values, where = following.flatten().topk(min(self.beam_width, following.numel()))
             for value, i in zip(values.tolist(), where.tolist(), strict=True):
@@ -322,11 +356,11 @@ class _Beam:
                 self.live.append(_Prefix(b, value, (*live[r].labels, label)))
                 rows.append(r)
                 labels.append(label)
-        followed = torch.tensor([rows, labels], dtype=torch.int64, device=device)
-        return followed[0], followed[1]
+        chosen = torch.tensor([rows, labels], dtype=torch.int64, device=device)
+        return chosen[0], chosen[1]
 
 
-def _likeliest_first(one: _Prefix) -> tuple[float, tuple[int, ...]]:
+def _most_probable_first(one: _Prefix) -> tuple[float, Labels]:
     return -one.log_prob, one.labels
 
 

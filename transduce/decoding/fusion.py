@@ -1,4 +1,4 @@
-"""Shallow fusion: what a model of the labels alone adds to the search."""
+"""Shallow fusion: language models of the labels in the search."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from transduce.networks import PredictionNetwork
 
 
 class LanguageModel(Protocol):
-    """What `fusion` may be: any model of label sequences that reads them from left to right."""
+    """A model of label sequences that reads them from left to right."""
 
     def start(self) -> Any:
-        """The state before the first label."""
+        """Return the state before the first label."""
 
     def advance(self, state: Any, label: int) -> Any:
-        """The state after one more label."""
+        """Return the state after one more label."""
 
     def log_probs(self, state: Any) -> Sequence[float]:
-        """ln Pr(k|y) of every label, that of label k at k-1."""
+        """Return ln Pr(k|y) of every label; that of label k is at k-1."""
+
+
+Fusion = LanguageModel | PredictionNetwork  # a network must have `with_null=False`
 
 
 class NGram:
-    """The probability of a label given the n-1 before it, smoothed after Witten and Bell.
+    """An n-gram model of label sequences with Witten-Bell smoothing.
 
-    A context that was followed c times by labels, d of them different, trusts its own counts with
-    weight c / (c + d) and the context one label shorter with the rest; the shortest trusts all
-    labels alike.
+    A context that was followed by c labels, d of them distinct, gives its own counts the weight
+    c / (c + d) and the context one label shorter the rest. Below the empty context all labels are
+    equally probable.
     """
 
     def __init__(self, order: int, num_labels: int, sequences: Iterable[Sequence[int]]) -> None:
@@ -51,7 +54,7 @@ class NGram:
                     self._counts[tuple(labels[u - n : u])][label] += 1
 
     def _checked(self, label: Any, i: int) -> int:
-        """The label of sequence i as an int, which a tensor's is not."""
+        """Return a label of sequence i as an int; it may be a tensor."""
         try:
             k = operator.index(label)
         except TypeError:
@@ -64,12 +67,15 @@ class NGram:
         return k
 
     def start(self) -> tuple[int, ...]:
+        """Return the empty context."""
         return ()
 
     def advance(self, state: tuple[int, ...], label: int) -> tuple[int, ...]:
+        """Return the context of at most order - 1 labels that ends with `label`."""
         return (*state, label)[max(0, len(state) + 2 - self.order) :]
 
     def log_probs(self, state: tuple[int, ...]) -> list[float]:
+        """Return ln Pr(k|context) of every label."""
         if state not in self._known:
             self._known[state] = [math.log(p) for p in self._probs(state)]
         return self._known[state]
@@ -86,17 +92,18 @@ class NGram:
 
 
 class FusedScores:
-    """weight x ln Pr(k|y) of prefixes, which are numbered as they come, the empty one first."""
+    """weight x ln Pr(k|y) of prefixes y, which are numbered as they come, the empty one first."""
 
-    def __init__(
-        self, model: LanguageModel | PredictionNetwork, weight: float, num_labels: int
-    ) -> None:
+    def __init__(self, model: Fusion, weight: float, num_labels: int) -> None:
         self.weight, self.num_labels = weight, num_labels
         self._model = _Network(model) if isinstance(model, PredictionNetwork) else model
         self._states: list[Any] = []
 
     def extend(self, parents: Iterable[int], labels: Iterable[int]) -> np.ndarray:
-        """The rows [n, K+1] of n more prefixes, 0 for null; the empty sequence's label is null."""
+        """Add n prefixes, each its parent's number and a label; return their scores [n, K+1].
+
+        Null's score is 0. The empty sequence has the label null.
+        """
         first = len(self._states)
         for parent, label in zip(parents, labels, strict=True):
             self._states.append(
@@ -119,7 +126,7 @@ class FusedScores:
 
 
 class _Network:
-    """The standalone prediction network as a `LanguageModel`; its states are (g, state)."""
+    """A standalone prediction network as a `LanguageModel`; its states are (log_probs, state)."""
 
     def __init__(self, network: PredictionNetwork) -> None:
         if network.with_null:
@@ -127,7 +134,7 @@ class _Network:
         self._network = network
 
     def start(self) -> Any:
-        return self._step(NULL, None)
+        return self._step(NULL, self._network.start(1))
 
     def advance(self, state: Any, label: int) -> Any:
         return self._step(label, state[1])

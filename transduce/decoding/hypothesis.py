@@ -1,8 +1,8 @@
-"""What a search finds: hypotheses, and when each of their labels was emitted."""
+"""Hypotheses: output sequences that a search has found, and when their labels were emitted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,30 +12,31 @@ from torch import Tensor
 
 from transduce.lattice.loss import backward_variables, best_alignment, forward_variables
 
-TAIL = 0.05  # of the emission's posterior, left out before `start` and after `end`
+Labels = tuple[int, ...]
+TAIL = 0.05  # probability outside [start, end] on either side: wider intervals against surer ones
 
 
 class Timing(NamedTuple):
-    """When a label was emitted, in transcription vectors from 0, and how sure it is."""
+    """When a label was emitted, in transcription vectors from 0, and with what confidence."""
 
     frame: int  # on the most probable alignment
-    start: int  # the label has been emitted by this frame with probability 5 %
-    end: int  # and by this one with 95 %
+    start: int  # the 5 % quantile of the emission's posterior
+    end: int  # the 95 % quantile
     confidence: float  # that a label emitted there is this one
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """An output sequence, and how it was found."""
+    """An output sequence with its score and timings."""
 
-    labels: tuple[int, ...]  # ids, null excluded
+    labels: Labels  # ids, null excluded
     log_prob: float  # ln Pr(y) as the search found it; a greedy search's is its alignment's
-    score: float  # what hypotheses are sorted by
+    score: float  # the sort key: log_prob, divided by the length where asked for
     frames: tuple[int, ...]  # at which the most probable alignment emits each label, from 0
-    timings: tuple[Timing, ...] = ()  # of each label, where asked for
+    timings: tuple[Timing, ...] = ()  # one a label, where asked for
 
-    def from_the_end(self, num_vectors: int) -> Hypothesis:
-        """What was found from the last of so many vectors to the first, from the first on."""
+    def reversed(self, num_vectors: int) -> Hypothesis:
+        """Map a hypothesis that was decoded on reversed input back to forward time."""
         last = num_vectors - 1
         return replace(
             self,
@@ -49,20 +50,38 @@ class Hypothesis:
 
 
 class Found(NamedTuple):
-    """What is in B after the last frame, in any order, and what it took."""
+    """The beam B after the last frame, in any order, and the work it took."""
 
     log_prob: np.ndarray  # [n], float64
     num_labels: np.ndarray  # [n]
-    labels: Callable[[int], tuple[int, ...]]  # of the i-th
-    num_bounded: int  # frames in which the bound on labels was met
-    num_expanded: int  # hypotheses
-    num_prefixes: int  # that the prediction network was stepped to
+    labels: Callable[[int], Labels]  # returns the labels of the i-th hypothesis
+    num_bounded: int  # frames in which `max_labels_per_frame` was met
+    num_expanded: int  # hypotheses expanded
+    num_prefixes: int  # prefixes that the prediction network was stepped to
+
+
+class Greedy(NamedTuple):
+    """One utterance's greedy alignment."""
+
+    labels: Labels
+    frames: tuple[int, ...]  # at which each label is emitted
+    log_prob: float
+    num_bounded: int  # frames in which `max_labels_per_frame` was met
+
+
+def path_labels(node: int, parent: Sequence[int], label: Sequence[int]) -> Labels:
+    """Return the labels on the path from a trie's root, node 0, to `node`."""
+    reversed_labels = []
+    while node > 0:
+        reversed_labels.append(int(label[node]))
+        node = int(parent[node])
+    return tuple(reversed_labels[::-1])
 
 
 def check_prediction(largest: float) -> None:
-    """Raise ValueError if the largest number in the prediction vectors is none to search with.
+    """Raise ValueError if the largest number in the prediction vectors is NaN or +inf.
 
-    NaN anywhere makes the largest NaN; -inf is an impossible output.
+    -inf is an impossible output, and allowed.
     """
     if not largest < np.inf:
         raise ValueError(
@@ -71,12 +90,12 @@ def check_prediction(largest: float) -> None:
 
 
 def label_timings(log_null: Tensor, log_label: Tensor) -> list[Timing]:
-    """The timing of each label of y, from the lattice that `lattice_transitions` returns.
+    """Return the timing of each label of y, from its lattice as `lattice_transitions` returns it.
 
-    Given y, label u is emitted at frame t with probability α(t,u-1) y(t,u-1) β(t,u) / Pr(y|x), so
-    these sum to one over t: start and end are their 5 % and 95 % quantiles. The confidence is
-    Pr(y_u|t,u-1) / (1 - Pr(∅|t,u-1)), the probability that a label is this one if there is one,
-    averaged over t with those weights.
+    Given y, label u is emitted at frame t with probability α(t,u-1) y(t,u-1) β(t,u) / Pr(y|x).
+    This posterior sums to one over t; `start` and `end` are its 5 % and 95 % quantiles. The
+    confidence is its mean of Pr(y_u|t,u-1) / (1 - Pr(∅|t,u-1)): the probability that a label
+    emitted at t is this one.
     """
     null, label = log_null.detach().double(), log_label.detach().double()
     frames, log_prob = best_alignment(null, label)
@@ -94,19 +113,17 @@ def label_timings(log_null: Tensor, log_label: Tensor) -> list[Timing]:
     return [Timing(*row) for row in zip(*columns, strict=True)]
 
 
-def best_of(
-    found: Found, n_best: int, length_normalised: bool
-) -> list[tuple[tuple[int, ...], float, float]]:
-    """The labels, log_prob and score of the n best; equals in the order of their labels.
+def n_best(found: Found, number: int, length_normalised: bool) -> list[tuple[Labels, float, float]]:
+    """Return labels, log_prob and score of the best hypotheses; ties are in the labels' order.
 
-    Departure: the paper's log Pr(y) / |y| does not exist for the empty sequence: it counts as one
-    label long.
+    Departure: the paper's log Pr(y) / |y| does not exist for the empty sequence; here the empty
+    sequence counts as one label long.
     """
     lengths = np.maximum(found.num_labels, 1) if length_normalised else 1
     scores = found.log_prob / lengths
-    if len(scores) > n_best:
-        chosen = np.nonzero(scores >= np.partition(scores, -n_best)[-n_best])[0]
+    if len(scores) > number:
+        chosen = np.nonzero(scores >= np.partition(scores, -number)[-number])[0]
     else:
         chosen = np.arange(len(scores))
     best = [(found.labels(i), float(found.log_prob[i]), float(scores[i])) for i in chosen.tolist()]
-    return sorted(best, key=lambda one: (-one[2], one[0]))[:n_best]
+    return sorted(best, key=lambda one: (-one[2], one[0]))[:number]

@@ -1,12 +1,12 @@
 """Algorithm 1 as the paper writes it: one hypothesis at a time, one utterance at a time.
 
 Every other backend is tested against this one, so it is kept plain. A hypothesis is the tuple of
-its labels; probabilities are logarithms in float64. An impossible hypothesis is none.
+its labels; probabilities are logarithms in float64. Impossible hypotheses are never kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -16,42 +16,36 @@ from torch import Tensor
 
 from transduce.alphabet import NULL
 from transduce.decoding.fusion import FusedScores
-from transduce.decoding.hypothesis import Found, check_prediction
-from transduce.lstm.layer import State
-from transduce.networks import PredictionNetwork
-
-Labels = tuple[int, ...]
+from transduce.decoding.hypothesis import Found, Greedy, Labels, check_prediction
+from transduce.decoding.problem import Problem
+from transduce.decoding.protocols import State, log_probs
 
 
 class Outputs:
-    """ln Pr(k|y,t) of one utterance, the prediction network stepped once for each prefix y."""
+    """ln Pr(k|y,t) of one utterance; the prediction network is stepped once for each prefix y."""
 
     def __init__(
-        self, network: PredictionNetwork, transcription: Tensor, fused: FusedScores | None
+        self, problem: Problem, transcription: Tensor, fused: FusedScores | None = None
     ) -> None:
-        self.f = transcription.double().cpu().numpy()
-        self.network, self.device, self.fused = network, transcription.device, fused
-        self.number: dict[Labels, int] = {}  # of each prefix, as it came
-        self.g: list[np.ndarray] = []
+        self.network, self.joint, self.fused = problem.network, problem.joint, fused
+        self.f = transcription
+        self.number: dict[Labels, int] = {}  # prefixes, numbered as they come
+        self.g: list[Tensor] = []
         self.states: list[State] = []
         self.log_fused: list[np.ndarray] = []
 
+    @torch.no_grad()
     def __call__(self, y: Labels, t: int) -> np.ndarray:
         i = self.number[y] if y in self.number else self._step(y)
-        log_density: np.ndarray = self.f[t] + self.g[i]  # Eq. 12
-        largest = log_density.max()
-        if largest > -np.inf:
-            log_density -= largest + np.log(np.exp(log_density - largest).sum())  # Eq. 13
-        return log_density + self.log_fused[i] if self.fused else log_density
+        log_prob: np.ndarray = log_probs(self.f[t : t + 1], self.g[i], self.joint)[0].cpu().numpy()
+        return log_prob + self.log_fused[i] if self.fused else log_prob
 
-    @torch.no_grad()
     def _step(self, y: Labels) -> int:
         label, parent = (y[-1], self.number[y[:-1]]) if y else (NULL, -1)
-        g, state = self.network.step(
-            torch.tensor([label], device=self.device), self.states[parent] if y else None
-        )
-        self.g.append(g[0].double().cpu().numpy())
-        check_prediction(float(self.g[-1].max()))
+        before = self.states[parent] if y else self.network.start(1)
+        g, state = self.network.step(torch.tensor([label], device=self.f.device), before)
+        check_prediction(float(g.amax()))
+        self.g.append(g)
         self.states.append(state)
         if self.fused:
             self.log_fused.extend(self.fused.extend([parent], [label]))
@@ -59,23 +53,15 @@ class Outputs:
         return self.number[y]
 
 
-def beam_searches(
-    network: PredictionNetwork,
-    transcriptions: list[Tensor],  # [T, K+1] each
-    beam_width: int,
-    max_labels_per_frame: int,
-    fused: Callable[[], FusedScores | None],
-) -> list[Found]:
-    """B after the last frame, of each utterance."""
-    return [
-        _beam_search(Outputs(network, f, fused()), beam_width, max_labels_per_frame)
-        for f in transcriptions
-    ]
+def beam_searches(problem: Problem) -> list[Found]:
+    """Return the beam B after the last frame of each utterance."""
+    return [_beam_search(problem, f) for f in problem.transcriptions]
 
 
-def _beam_search(log_pr: Outputs, beam_width: int, max_labels_per_frame: int) -> Found:
+def _beam_search(problem: Problem, transcription: Tensor) -> Found:
+    log_pr = Outputs(problem, transcription, problem.fused_scores())
     num_bounded = num_expanded = 0
-    for step in beam_steps(log_pr, beam_width, max_labels_per_frame):
+    for step in beam_steps(log_pr, problem.beam_width, problem.max_labels_per_frame):
         beam = step.beam
         num_bounded += step.bounded
         num_expanded += step.num_expanded
@@ -90,16 +76,41 @@ def _beam_search(log_pr: Outputs, beam_width: int, max_labels_per_frame: int) ->
     )
 
 
-class Step(NamedTuple):
-    """What a frame leaves of the search."""
+def greedy_searches(problem: Problem) -> list[Greedy]:
+    """Return each utterance's greedy alignment."""
+    return [_greedy_search(problem, f) for f in problem.transcriptions]
 
-    beam: dict[Labels, float]  # B, and ln Pr(y) of each y in it, best first
-    bounded: bool = False  # whether the bound on labels was met
+
+def _greedy_search(problem: Problem, transcription: Tensor) -> Greedy:
+    log_pr = Outputs(problem, transcription)
+    labels: list[int] = []
+    frames: list[int] = []
+    log_prob, num_bounded = 0.0, 0
+    for t in range(len(transcription)):
+        for emitted in range(problem.max_labels_per_frame + 1):
+            outputs = log_pr(tuple(labels), t)
+            k = int(outputs.argmax())
+            if k != NULL and emitted == problem.max_labels_per_frame:
+                num_bounded += 1
+                k = NULL
+            log_prob += float(outputs[k])
+            if k == NULL:
+                break
+            labels.append(k)
+            frames.append(t)
+    return Greedy(tuple(labels), tuple(frames), log_prob, num_bounded)
+
+
+class Step(NamedTuple):
+    """The state of the search after a frame."""
+
+    beam: dict[Labels, float]  # B, with ln Pr(y) of each y in it, best first
+    bounded: bool = False  # whether `max_labels_per_frame` was met
     num_expanded: int = 0  # hypotheses
 
 
 def beam_steps(log_pr: Outputs, beam_width: int, max_labels_per_frame: int) -> Iterator[Step]:
-    """Algorithm 1: how it begins, and then each frame."""
+    """Run Algorithm 1; yield its initial state, and the state after each frame."""
     beam: dict[Labels, float] = {(): 0.0}
     yield Step(beam)
     for t in range(len(log_pr.f)):
@@ -112,7 +123,7 @@ def beam_steps(log_pr: Outputs, beam_width: int, max_labels_per_frame: int) -> I
             len(best) == beam_width and best[0] > -open_hypotheses[0][0]
         ):
             # y*, the most probable in A. Departure: of equally probable hypotheses, here and below,
-            # that whose labels come first in lexicographic order counts as the better.
+            # the one whose labels come first in lexicographic order counts as the better.
             negative, y, emitted = heappop(open_hypotheses)
             log_prob, outputs = -negative, log_pr(y, t)
             num_expanded += 1
@@ -126,10 +137,10 @@ def beam_steps(log_pr: Outputs, beam_width: int, max_labels_per_frame: int) -> I
                 bounded = max(bounded, log_prob)
                 continue
             for k in range(1, len(outputs)):
-                # Departure: an extension in A from the last step keeps the sum that it was given,
-                # which has Pr(y*) Pr(k|y*,t) in it.
+                # Departure: an extension that was in A when the frame began keeps its sum, which
+                # already includes Pr(y*) Pr(k|y*,t).
                 if y + (k,) not in begun and outputs[k] > -np.inf:
-                    # Departure: Pr(y*) is the one from before its product with Pr(∅|y*,t).
+                    # Departure: Pr(y*) is its value before the product with Pr(∅|y*,t).
                     heappush(open_hypotheses, (-(log_prob + outputs[k]), y + (k,), emitted + 1))
         worst = best[0] if len(best) == beam_width else -np.inf
         beam = dict(sorted(beam.items(), key=lambda one: (-one[1], one[0]))[:beam_width])
@@ -137,13 +148,13 @@ def beam_steps(log_pr: Outputs, beam_width: int, max_labels_per_frame: int) -> I
 
 
 def add_prefixes(beam: dict[Labels, float], log_pr: Outputs, t: int) -> dict[Labels, float]:
-    """Pr(y) += Σ Pr(ŷ) Pr(y|ŷ,t) over the proper prefixes ŷ of y in A."""
+    """Return A: Pr(y) += Σ Pr(ŷ) Pr(y|ŷ,t) over the proper prefixes ŷ of y in the beam."""
     sums = {}
     for y, log_prob in beam.items():
         total, between = log_prob, 0.0
         for u in reversed(range(len(y))):
             between += log_pr(y[:u], t)[y[u]]  # Pr(y|ŷ,t), of ŷ = y[:u]
-            # Departure: Pr(ŷ) is the one without its own sum, or paths would count twice.
+            # Departure: Pr(ŷ) is its value before its own sum, or paths would count twice.
             if y[:u] in beam:
                 total = np.logaddexp(total, beam[y[:u]] + between)
         sums[y] = total

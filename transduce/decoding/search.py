@@ -1,134 +1,262 @@
-"""The doors to the search: `beam_search`, which is Algorithm 1, and `greedy_search`.
+"""The doors to the search: `search` and `beam_search`, which are Algorithm 1, and `greedy_search`.
 
-Each checks its arguments, runs the transcription network, chooses a backend by looking, and calls
-it. For the beam search an utterance's vectors are those that it has alone, so that they, and all
-that follows from them, are the same whatever else is decoded with it; the greedy search takes all
-at once, which is faster.
+`search` takes transcription vectors and any prediction network; `beam_search` and `greedy_search`
+take a model with both networks and run its transcription network first. Each checks its arguments,
+chooses a backend by looking at them, and calls it.
+
+For the beam search our `TranscriptionNetwork` computes each utterance as if it were alone, so that
+the result is the same, to the last bit, whatever else is in the batch. The greedy search takes the
+whole batch at once, which is faster.
 """
 
 from __future__ import annotations
 
-import math
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from importlib import import_module
-from numbers import Integral
-from types import ModuleType
-from typing import Literal
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor
 
-from transduce.decoding.fusion import FusedScores, LanguageModel
-from transduce.decoding.hypothesis import (
-    Found,
-    Hypothesis,
-    Timing,
-    best_of,
-    label_timings,
-)
-from transduce.kernels.backends import INTEGERS
+from transduce.alphabet import NULL
+from transduce.decoding.hypothesis import Greedy, Hypothesis, Labels, Timing, label_timings, n_best
+from transduce.decoding.options import SearchKeywords, SearchOptions
+from transduce.decoding.problem import EagerPrediction, Problem, SearchBackend
+from transduce.decoding.protocols import Joint, Predictor, TransducerModel, log_probs
+from transduce.kernels.backends import INTEGERS, Backend, load, resolve
 from transduce.lattice.loss import lattice_transitions
-from transduce.networks import PredictionNetwork, Transducer
+from transduce.networks import PredictionNetwork, TranscriptionNetwork
+from transduce.sequences import reverse_padded
 
-Backend = Literal["auto", "reference", "cpu", "eager"]
-FRAMES = 2048  # that go through the transcription network at once: what they need fits the caches
+BACKENDS = ("reference", "eager", "cpu", "cuda")
+# Frames that go through the transcription network at once: enough to fill the vectors, few enough
+# to stay in the caches.
+FRAMES = 2048
+JOINT_ROWS = 1 << 16  # nodes whose logits are in memory at once: memory against calls of the joint
 
 
 @torch.no_grad()
+def search(
+    transcription: Tensor,  # [B, T, ...], f
+    num_vectors: Tensor,  # [B]
+    prediction_network: Predictor,
+    *,
+    joint: Joint | None = None,
+    backend: Backend = "auto",
+    **options: Unpack[SearchKeywords],
+) -> list[list[Hypothesis]]:
+    """Return the n most probable output sequences of each utterance, best first (Algorithm 1).
+
+    The joint takes rows of f and rows of g and returns logits [N, K+1], null first; by default it
+    is the sum f + g (Eq. 12). The options are the fields of `SearchOptions`. Hypotheses are sorted
+    by log Pr(y) / |y|, or with length_normalised=False by log Pr(y); no two are equal, and there
+    are fewer than n_best if fewer are possible. A warning says where `max_labels_per_frame` has
+    cut off hypotheses. With `fusion`, log_prob is a score, not a probability.
+
+    Our own `PredictionNetwork` with the sum runs in compiled kernels; everything else runs in
+    batches of hypotheses through PyTorch.
+    """
+    asked = SearchOptions(**options)
+    if transcription.ndim < 3:
+        raise ValueError(f"transcription must be [B, T, ...], not {list(transcription.shape)}")
+    lengths = check_lengths("num_vectors", num_vectors, *transcription.shape[:2])
+    transcriptions = [transcription[b, :length] for b, length in enumerate(lengths)]
+    with eval_mode(prediction_network, joint, asked.fusion):
+        return run_search(transcriptions, prediction_network, joint, asked, backend)
+
+
 def beam_search(
-    model: Transducer,
+    model: TransducerModel,
     frames: Tensor,  # [B, T, D], or ids [B, T]
     num_frames: Tensor,  # [B]
     *,
-    beam_width: int,
-    n_best: int = 1,
-    length_normalised: bool = True,
-    max_labels_per_frame: int = 20,
-    fusion: LanguageModel | PredictionNetwork | None = None,
-    fusion_weight: float | None = None,
-    with_timings: bool = True,
+    backend: Backend = "auto",
+    **options: Unpack[SearchKeywords],
+) -> list[list[Hypothesis]]:
+    """Return the n most probable output sequences of each utterance, best first (Algorithm 1).
+
+    The short way to `search`, which says what the options are, for a model with both networks.
+    """
+    return search_model(model, frames, num_frames, SearchOptions(**options), backend)
+
+
+@torch.no_grad()
+def search_model(
+    model: TransducerModel,
+    frames: Tensor,
+    num_frames: Tensor,
+    options: SearchOptions,
     backend: Backend = "auto",
 ) -> list[list[Hypothesis]]:
-    """The n most probable output sequences of each utterance, best first (Algorithm 1).
-
-    They are sorted by log Pr(y) / |y|, or without `length_normalised` by log Pr(y). No two are
-    equal. There may be fewer than n_best if fewer were found possible. A hypothesis emits at most
-    `max_labels_per_frame` labels in a frame, and a warning says if that has cut something off.
-
-    `fusion`, a `PredictionNetwork(with_null=False)` or any `LanguageModel`, adds fusion_weight
-    times ln Pr(k|y) to the log-probability of every label k, and nothing to null's; log_prob is
-    then a score and not a probability. The weight is to be chosen, so there is none by default.
-
-    `with_timings=False` leaves out `frames` and `timings`, which take a lattice for each
-    hypothesis.
-    """
-    check_width(beam_width, n_best, max_labels_per_frame)
-    weight = check_fusion(fusion, fusion_weight)
-    network = model.prediction_network
-    with evaluating(model, fusion):
-        transcriptions = transcribe(model, frames, num_frames)
-        fused = partial(_fused, fusion, weight, network.num_labels)
-        module = load(backend, transcriptions)
-        arguments = (beam_width, max_labels_per_frame, fused)
-        found: list[Found] = module.beam_searches(network, transcriptions, *arguments)
-        num_bounded, lengths = [one.num_bounded for one in found], list(map(len, transcriptions))
-        _warn_of_bounds(num_bounded, lengths, max_labels_per_frame)
-        return [
-            [
-                _hypothesis(network, f, labels, log_prob, score, with_timings)
-                for labels, log_prob, score in best_of(one, n_best, length_normalised)
-            ]
-            for f, one in zip(transcriptions, found, strict=True)
-        ]
+    """Run `beam_search` with its options in a record."""
+    with eval_mode(model, options.fusion):
+        transcriptions = transcribe(model, frames, num_frames, backend)
+        found = run_search(
+            transcriptions, model.prediction_network, joint_of(model), options, backend
+        )
+    if not reads_backwards(model):
+        return found
+    return [
+        [hypothesis.reversed(len(f)) for hypothesis in hypotheses]
+        for f, hypotheses in zip(transcriptions, found, strict=True)
+    ]
 
 
 @torch.no_grad()
 def greedy_search(
-    model: Transducer,
+    model: TransducerModel,
     frames: Tensor,  # [B, T, D], or ids [B, T]
     num_frames: Tensor,  # [B]
     max_labels_per_frame: int = 20,
+    *,
+    null_bias: float = 0.0,
+    backend: Backend = "auto",
 ) -> list[Hypothesis]:
-    """The alignment that takes the most probable output at every node, for each utterance.
+    """Return the alignment that takes the most probable output at every node, for each utterance.
 
-    After `max_labels_per_frame` labels in a frame it takes null, and a warning says if that was not
-    the most probable.
+    After `max_labels_per_frame` labels in a frame it takes null; a warning says where that was not
+    the most probable output.
     """
-    check_width(1, 1, max_labels_per_frame)
+    options = SearchOptions(max_labels_per_frame=max_labels_per_frame, null_bias=null_bias)
     lengths = check_frames(frames, num_frames)
     if max(lengths, default=0) == 0:
         return [Hypothesis((), 0.0, 0.0, ()) for _ in lengths]
-    with evaluating(model):
-        f, num_vectors = model.transcription_network(frames, num_frames)
+    with eval_mode(model):
+        f, num_vectors = _transcribe_batch(model, frames, num_frames, backend)
         inside = torch.arange(f.shape[1], device=f.device) < num_vectors[:, None]
-        bad = (f.isnan() | f.isposinf()).any(2) & inside
+        bad = (f.isnan() | f.isposinf()).flatten(2).any(2) & inside
         if bad.any():
             b = int(bad.nonzero()[0, 0])
             check_numbers(b, f[b])
-        network = model.prediction_network
-        module = import_module(f"transduce.decoding.{'cpu' if f.device.type == 'cpu' else 'eager'}")
-        arguments = (network, f, num_vectors, max_labels_per_frame)
-        labels, times, log_prob, num_bounded = module.greedy_searches(*arguments)
-    _warn_of_bounds(num_bounded, num_vectors.tolist(), max_labels_per_frame)
+        transcriptions = [f[b, :length] for b, length in enumerate(num_vectors.tolist())]
+        problem = _problem(
+            transcriptions, model.prediction_network, joint_of(model), options, backend
+        )
+        found = _backend(problem, backend).greedy_searches(problem)
+    _warn_of_bounds([one.num_bounded for one in found], transcriptions, max_labels_per_frame)
+    hypotheses = [_alignment(one) for one in found]
+    if not reads_backwards(model):
+        return hypotheses
+    return [h.reversed(len(f)) for h, f in zip(hypotheses, transcriptions, strict=True)]
+
+
+def _alignment(found: Greedy) -> Hypothesis:
+    score = found.log_prob / max(1, len(found.labels))
+    return Hypothesis(found.labels, found.log_prob, score, found.frames)
+
+
+# --- Before and after the search ----------------------------------------------------------------
+
+
+def run_search(
+    transcriptions: list[Tensor],  # f [T, ...] of each utterance
+    network: Predictor,
+    joint: Joint | None,
+    options: SearchOptions,
+    backend: Backend,
+) -> list[list[Hypothesis]]:
+    """Search each utterance, and compute the timings that are asked for."""
+    if not any(len(f) for f in transcriptions):
+        return [[Hypothesis((), 0.0, 0.0, ())] for _ in transcriptions]
+    for b, f in enumerate(transcriptions):
+        check_numbers(b, f)
+    problem = _problem(transcriptions, network, joint, options, backend)
+    found = _backend(problem, backend).beam_searches(problem)
+    _warn_of_bounds(
+        [one.num_bounded for one in found], transcriptions, options.max_labels_per_frame
+    )
     return [
-        Hypothesis(tuple(y), log_p, log_p / max(1, len(y)), tuple(when))
-        for y, when, log_p in zip(labels, times, log_prob, strict=True)
+        [
+            _hypothesis(problem, f, *one)
+            for one in n_best(beam, options.n_best, options.length_normalised)
+        ]
+        for f, beam in zip(problem.transcriptions, found, strict=True)
     ]
 
 
-# --- Before the search, and after ---------------------------------------------------------------
+def _problem(
+    transcriptions: list[Tensor],
+    network: Predictor,
+    joint: Joint | None,
+    options: SearchOptions,
+    backend: Backend,
+) -> Problem:
+    """Put together what a backend is given; null's bias becomes part of f, or of the joint."""
+    if backend == "eager" and isinstance(network, PredictionNetwork):
+        network = EagerPrediction(network)
+    if joint is None:
+        num_outputs = transcriptions[0].shape[-1]
+        if options.null_bias:
+            bias = transcriptions[0].new_zeros(num_outputs)
+            bias[NULL] = options.null_bias
+            transcriptions = [f + bias for f in transcriptions]
+    else:
+        if options.null_bias:
+            joint = _with_null_bias(joint, options.null_bias)
+        first = next(f[:1] for f in transcriptions if len(f))
+        null = torch.tensor([NULL], device=first.device)
+        num_outputs = joint(first, network.step(null, network.start(1))[0]).shape[-1]
+    return Problem(transcriptions, network, joint, num_outputs, options)
+
+
+def _with_null_bias(joint: Joint, bias: float) -> Joint:
+    def biased(f: Tensor, g: Tensor) -> Tensor:
+        logits = joint(f, g).clone()
+        logits[:, NULL] += bias
+        return logits
+
+    return biased
+
+
+def _hypothesis(
+    problem: Problem, transcription: Tensor, labels: Labels, log_prob: float, score: float
+) -> Hypothesis:
+    timings = timings_of(problem, transcription, labels) if problem.options.with_timings else []
+    frames = tuple(timing.frame for timing in timings)
+    return Hypothesis(labels, log_prob, score, frames, tuple(timings))
+
+
+def timings_of(problem: Problem, transcription: Tensor, labels: Labels) -> list[Timing]:
+    """Return when each of the labels is emitted, given f [T, ...]."""
+    if not labels:
+        return []
+    y = torch.tensor(labels, device=transcription.device)
+    if (network := problem.peephole_network()) is not None:
+        f, g = transcription.double().cpu(), network(y[None])[0].double().cpu()
+        return label_timings(*lattice_transitions(f, g, y.cpu()))
+    return label_timings(*_joint_transitions(problem, transcription, y))
+
+
+def _joint_transitions(problem: Problem, f: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] of any networks and joint, on the CPU."""
+    network, rows = problem.network, []
+    state = network.start(1)
+    for label in (labels.new_zeros(1), *labels[:, None]):
+        g, state = network.step(label, state)
+        rows.append(g)
+    predictions = torch.cat(rows)  # [U+1, ...]
+    T, U = len(f), len(labels)
+    log_null, log_label = [], []
+    for first in range(0, T, step := max(1, JOINT_ROWS // (U + 1))):
+        part = f[first : first + step]
+        f_rows = part.repeat_interleave(U + 1, 0)
+        g_rows = predictions.repeat(len(part), *[1] * (predictions.ndim - 1))
+        log_pr = log_probs(f_rows, g_rows, problem.joint).view(len(part), U + 1, -1)
+        log_null.append(log_pr[..., NULL])
+        at = labels.expand(len(part), U)[..., None]
+        log_label.append(log_pr[:, :-1].gather(2, at)[..., 0])
+    return torch.cat(log_null).cpu(), torch.cat(log_label).cpu()
 
 
 @contextmanager
-def evaluating(*models: object) -> Iterator[None]:
-    """Those of the models that are modules without dropout, put back as they were."""
+def eval_mode(*models: object) -> Iterator[None]:
+    """Put the modules in eval mode; restore their modes on exit."""
     modules = [model for model in models if isinstance(model, torch.nn.Module)]
     training = [part for module in modules for part in module.modules() if part.training]
-    for module in modules:
-        module.eval()
+    for part in training:
+        part.training = False
     try:
         yield
     finally:
@@ -136,130 +264,132 @@ def evaluating(*models: object) -> Iterator[None]:
             part.training = True
 
 
-def transcribe(model: Transducer, frames: Tensor, num_frames: Tensor) -> list[Tensor]:
-    """f [T, K+1] of each utterance; those without frames have none."""
+def joint_of(model: TransducerModel) -> Joint | None:
+    """Return the model's joint; None, the sum, if it has none."""
+    return getattr(model, "joint", None)
+
+
+def reads_backwards(model: TransducerModel) -> bool:
+    """Return whether the model reads its input, and writes its output, from the end."""
+    return getattr(model, "backwards", False)
+
+
+def transcribe(
+    model: TransducerModel, frames: Tensor, num_frames: Tensor, backend: Backend = "auto"
+) -> list[Tensor]:
+    """Return f [T, ...] of each utterance, in the direction in which the model reads.
+
+    Our `TranscriptionNetwork` computes an utterance as if it were alone.
+    """
     lengths = check_frames(frames, num_frames)
-    weight = model.prediction_network.output.weight
+    network = model.transcription_network
+    if max(lengths, default=0) == 0:
+        return [torch.empty(0, 1)] * len(lengths)
+    if not isinstance(network, TranscriptionNetwork):
+        f, num_vectors = _transcribe_batch(model, frames, num_frames, backend)
+        return [f[b, :length] for b, length in enumerate(num_vectors.tolist())]
+    if reads_backwards(model):
+        frames = reverse_padded(frames, num_frames)
+    weight = network.output.weight
     transcriptions = [weight.new_empty(0, len(weight))] * len(lengths)
     by_length = sorted((b for b, T in enumerate(lengths) if T > 0), key=lengths.__getitem__)
     while by_length:
         T = lengths[by_length[-1]]
         rows = by_length[-max(1, FRAMES // T) :]
         del by_length[-len(rows) :]
-        found = model.transcription_network.forward_one_by_one(frames[rows, :T], num_frames[rows])
+        found = network.forward_one_by_one(
+            frames[rows, :T], num_frames[rows], backend=_network_backend(backend)
+        )
         for b, f in zip(rows, found, strict=True):
             transcriptions[b] = f
-    for b, f in enumerate(transcriptions):
-        check_numbers(b, f)
     return transcriptions
 
 
-def _fused(
-    fusion: LanguageModel | PredictionNetwork | None, weight: float, num_labels: int
-) -> FusedScores | None:
-    return None if fusion is None or weight == 0 else FusedScores(fusion, weight, num_labels)
+def _transcribe_batch(
+    model: TransducerModel, frames: Tensor, num_frames: Tensor, backend: Backend
+) -> tuple[Tensor, Tensor]:
+    """Return f [B, T, ...] and the numbers of vectors [B] of all utterances at once."""
+    if reads_backwards(model):
+        frames = reverse_padded(frames, num_frames)
+    network = model.transcription_network
+    if isinstance(network, TranscriptionNetwork):
+        found = network(frames, num_frames, backend=_network_backend(backend))
+    else:
+        found = network(frames, num_frames)
+    return cast(tuple[Tensor, Tensor], found)
 
 
-def _hypothesis(
-    network: PredictionNetwork,
-    transcription: Tensor,
-    labels: tuple[int, ...],
-    log_prob: float,
-    score: float,
-    with_timings: bool,
-) -> Hypothesis:
-    timings = timings_of(network, transcription, labels) if with_timings else []
-    frames = tuple(timing.frame for timing in timings)
-    return Hypothesis(labels, log_prob, score, frames, tuple(timings))
+def _network_backend(backend: Backend) -> Backend:
+    """Return the backend of our networks: any search but the eager one takes the fastest."""
+    return "eager" if backend == "eager" else "auto"
 
 
-def timings_of(
-    network: PredictionNetwork, transcription: Tensor, labels: tuple[int, ...]
-) -> list[Timing]:
-    """When each of the labels is emitted, given f [T, K+1]."""
-    if not labels:
-        return []
-    y = torch.tensor([labels], device=transcription.device)
-    f, g = transcription.double().cpu(), network(y)[0].double().cpu()
-    return label_timings(*lattice_transitions(f, g, y[0].cpu()))
-
-
-def _warn_of_bounds(num_bounded: list[int], num_vectors: list[int], bound: int) -> None:
+def _warn_of_bounds(num_bounded: list[int], transcriptions: list[Tensor], bound: int) -> None:
     bounded = [b for b, count in enumerate(num_bounded) if count > 0]
     if bounded:
         b = bounded[0]
         others = f" and in {len(bounded) - 1} other items" if len(bounded) > 1 else ""
         warnings.warn(
             f"max_labels_per_frame = {bound} was met in {num_bounded[b]} of the "
-            f"{num_vectors[b]} frames of item {b}{others}; hypotheses with more labels in "
+            f"{len(transcriptions[b])} frames of item {b}{others}; hypotheses with more labels in "
             "a frame were not looked at",
-            stacklevel=4,
+            stacklevel=_caller_level(),
         )
+
+
+def _caller_level() -> int:
+    """Return the `stacklevel` of the nearest caller outside this package and PyTorch."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals["__name__"].split(".")[0] in ("transduce", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 # --- Choosing and checking ----------------------------------------------------------------------
 
 
-def load(backend: Backend, transcriptions: list[Tensor]) -> ModuleType:
-    """The backend's module: the one asked for, or the one for the tensors' device."""
-    on_cpu = all(f.device.type == "cpu" for f in transcriptions)
-    if backend == "auto":
-        backend = "cpu" if on_cpu else "eager"
-    if backend == "cpu" and not on_cpu:
-        raise ValueError(
-            f"backend 'cpu' needs a model on the CPU; this is on {transcriptions[0].device}"
-        )
-    if backend not in ("reference", "cpu", "eager"):
-        raise ValueError(f"backend must be auto, reference, cpu or eager, not {backend!r}")
-    return import_module(f"transduce.decoding.{backend}")
-
-
-def check_width(beam_width: int, n_best: int, max_labels_per_frame: int) -> None:
-    """Raise ValueError unless the numbers make sense together."""
-    numbers = dict(beam_width=beam_width, n_best=n_best, max_labels_per_frame=max_labels_per_frame)
-    for name, number in numbers.items():
-        if not isinstance(number, Integral):
-            raise ValueError(f"{name} must be a whole number, not {number!r}")
-    if beam_width < 1:
-        raise ValueError(f"beam_width must be at least 1, not {beam_width}")
-    if not 1 <= n_best <= beam_width:
-        raise ValueError(f"n_best must be between 1 and the beam_width, {beam_width}, not {n_best}")
-    if max_labels_per_frame < 1:
-        raise ValueError(f"max_labels_per_frame must be at least 1, not {max_labels_per_frame}")
-
-
-def check_fusion(fusion: object, fusion_weight: float | None) -> float:
-    """The weight, 0 without fusion; ValueError unless both are given, or neither."""
-    if fusion is not None and fusion_weight is None:
-        raise ValueError("there is a fusion but no fusion_weight; give it, such as 0.3")
-    weight = fusion_weight or 0.0
-    if not 0 <= weight < math.inf:
-        raise ValueError(f"fusion_weight must be a number that is not negative, not {weight}")
-    if fusion is None and weight > 0:
-        raise ValueError(f"fusion_weight is {weight}, but there is no fusion")
-    return weight
+def _backend(problem: Problem, backend: Backend) -> SearchBackend:
+    """Return the backend's module: the one asked for, or the fastest that can do it."""
+    device = problem.transcriptions[0].device
+    network = problem.peephole_network()
+    fits = {"cpu": network is not None}
+    fits["cuda"] = network is not None and network.output.weight.dtype == torch.float32
+    name = resolve(backend, device, BACKENDS)
+    if not fits.get(name, True):
+        if backend != "auto":
+            kind = "PredictionNetwork" if name == "cpu" else "PredictionNetwork in float32"
+            raise ValueError(
+                f"backend {name!r} searches with a {kind} and the sum as joint alone; leave it to "
+                "'auto'"
+            )
+        name = "eager"
+    module: Any = load("decoding", name)
+    return cast(SearchBackend, module)
 
 
 def check_frames(frames: Tensor, num_frames: Tensor) -> list[int]:
-    """The numbers of frames; ValueError unless they go with the frames."""
+    """Return the numbers of frames; raise ValueError unless they go with the frames."""
     if frames.ndim not in (2, 3):
         raise ValueError(f"frames must be [B, T, D], or ids [B, T], not {list(frames.shape)}")
-    B, T = frames.shape[:2]
-    if num_frames.shape != (B,) or num_frames.dtype not in INTEGERS:
+    return check_lengths("num_frames", num_frames, *frames.shape[:2])
+
+
+def check_lengths(name: str, lengths: Tensor, B: int, T: int) -> list[int]:
+    """Return the lengths [B] as numbers; raise ValueError unless each is from 0 to T."""
+    if lengths.shape != (B,) or lengths.dtype not in INTEGERS:
         raise ValueError(
-            f"num_frames must be integers [B] = [{B}], not {num_frames.dtype} "
-            f"{list(num_frames.shape)}"
+            f"{name} must be integers [B] = [{B}], not {lengths.dtype} {list(lengths.shape)}"
         )
-    lengths: list[int] = num_frames.tolist()
-    for b, length in enumerate(lengths):
+    numbers: list[int] = lengths.tolist()
+    for b, length in enumerate(numbers):
         if not 0 <= length <= T:
-            raise ValueError(f"num_frames[{b}] must be between 0 and {T}, not {length}")
-    return lengths
+            raise ValueError(f"{name}[{b}] must be between 0 and {T}, not {length}")
+    return numbers
 
 
 def check_numbers(b: int, f: Tensor) -> None:
-    """Raise ValueError if item b's transcription vectors are not numbers to search with."""
-    bad = (f.isnan() | f.isposinf()).any(1).nonzero()
+    """Raise ValueError if item b's transcription vectors have NaN or +inf."""
+    bad = (f.isnan() | f.isposinf()).flatten(1).any(1).nonzero()
     if len(bad):
         raise ValueError(
             f"the transcription network gave NaN or +inf for item {b} at {int(bad[0])}"

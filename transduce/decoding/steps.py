@@ -1,4 +1,4 @@
-"""Algorithm 1, frame by frame: which hypotheses are in B, and where their probability came from."""
+"""Algorithm 1 frame by frame: the hypotheses in B, and where their probability came from."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL
-from transduce.decoding.reference import Labels, Outputs, beam_steps
-from transduce.decoding.search import check_width, evaluating, transcribe
-from transduce.networks import Transducer
+from transduce.decoding.hypothesis import Labels
+from transduce.decoding.options import SearchOptions
+from transduce.decoding.problem import Problem
+from transduce.decoding.protocols import TransducerModel
+from transduce.decoding.reference import Outputs, beam_steps
+from transduce.decoding.search import check_numbers, eval_mode, joint_of, transcribe
 
 
 class Flow(NamedTuple):
-    """What one hypothesis of B gave to another within a frame."""
+    """The probability that one hypothesis of B gave to another within a frame."""
 
-    source: int  # its position in B after the frame before
-    emitted: Labels  # the labels it emitted before null; without any it stayed what it was
+    source: int  # the giver's position in B after the frame before
+    emitted: Labels  # the labels it emitted before null; empty if it stayed as it was
     log_prob: float
 
 
@@ -32,23 +35,26 @@ class Survivor(NamedTuple):
 
 @torch.no_grad()
 def beam_search_steps(
-    model: Transducer,
+    model: TransducerModel,
     frames: Tensor,  # [T, D], or ids [T]
     beam_width: int,
     max_labels_per_frame: int = 20,
 ) -> list[list[Survivor]]:
-    """B before the first frame and after each, best first: the last is `beam_search`'s.
+    """Return B before the first frame and after each, best first; the last is `beam_search`'s.
 
-    Pr(y) after a frame is the sum over y and its prefixes ŷ in B before it, each flow being Pr(ŷ)
-    Pr(y|ŷ,t) Pr(∅|y,t): what Algorithm 1 adds up when it begins a frame, or reaches y by labels.
+    Pr(y) after a frame is the sum over y and its prefixes ŷ that were in B before it. Each flow is
+    Pr(ŷ) Pr(y|ŷ,t) Pr(∅|y,t): the terms that Algorithm 1 adds at the start of a frame, or gets by
+    extending ŷ. A model that reads backwards is stepped through in its own direction.
     """
-    check_width(beam_width, 1, max_labels_per_frame)
-    with evaluating(model):
-        [transcription] = transcribe(model, frames[None], torch.tensor([len(frames)]))
-        log_pr = Outputs(model.prediction_network, transcription, None)
+    options = SearchOptions(beam_width, max_labels_per_frame=max_labels_per_frame)
+    with eval_mode(model):
+        [f] = transcribe(model, frames[None], torch.tensor([len(frames)]))
+        check_numbers(0, f)
+        problem = Problem([f], model.prediction_network, joint_of(model), f.shape[-1], options)
+        log_pr = Outputs(problem, f)
         steps = list(beam_steps(log_pr, beam_width, max_labels_per_frame))
         trace = [[Survivor((), 0.0, ())]]
-        for t in range(len(transcription)):
+        for t in range(len(f)):
             before, after = steps[t].beam, steps[t + 1].beam
             trace.append(
                 [Survivor(y, float(p), _flows(y, before, log_pr, t)) for y, p in after.items()]
@@ -57,6 +63,7 @@ def beam_search_steps(
 
 
 def _flows(y: Labels, before: dict[Labels, float], log_pr: Outputs, t: int) -> tuple[Flow, ...]:
+    """Return the flows into y at frame t, from the hypotheses that were in B before it."""
     positions = {prefix: i for i, prefix in enumerate(before)}
     flows = []
     log_way = log_pr(y, t)[NULL]  # from a prefix to y, and on to the next frame

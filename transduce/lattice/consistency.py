@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transduce.lattice.loss import rnnt_loss
 
 
-def disagreement(outputs: Tensor, lengths: Tensor) -> Tensor:
+def symmetric_kl(outputs: Tensor, lengths: Tensor) -> Tensor:
     """Of outputs [2 B, N, K], before the softmax, as many of each sequence as it is long: [B]."""
     probabilities = _wide(outputs).softmax(-1)
     inside = torch.arange(outputs.shape[1], device=outputs.device) < lengths[:, None]
@@ -23,7 +23,7 @@ def disagreement(outputs: Tensor, lengths: Tensor) -> Tensor:
     return _divergence(one - other, outputs)
 
 
-def lattice_disagreement(
+def lattice_symmetric_kl(
     transcription: Tensor,  # [2 B, T, K+1], f
     prediction: Tensor,  # [2 B, U+1, K+1], g
     labels: Tensor,  # [2 B, U]

@@ -1,112 +1,73 @@
-"""What a command is given to read, as the network takes it."""
+"""The inputs of a command: sound, frames, manifests and text, in files or on standard input."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from transduce.audio.cache import FrameReader
-from transduce.data.batches import Example
 from transduce.data.manifest import read_manifest
 from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair
-from transduce.model.checkpoint import TrainedModel
+from transduce.model.signature import Signature
 
 SOUNDS = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".sph", ".nist"}
 
 
-def read_inputs(model: TrainedModel, files: Sequence[Path]) -> list[Example]:
-    """All that is in the files, sound, frames, manifests or text; or else the lines of standard
-    input. There are no labels."""
-    pairs: list[Pair] = []
+def read_inputs(signature: Signature, files: Sequence[Path]) -> Iterator[Pair]:
+    """Yield the inputs in some files, without targets; without files, lines of standard input."""
     if not files:
-        for number, line in enumerate(sys.stdin, 1):
-            pairs += _line_pair(model, line, Origin(Path("standard input"), number))
+        yield from _line_pairs(signature, sys.stdin, Path("standard input"))
     for file in files:
         if file.suffix == ".jsonl":
-            pairs += read_manifest(file, None)
-        elif found := _file_pair(file):
-            pairs += found
+            yield from read_manifest(file, None)
+        elif (pair := _file_pair(file)) is not None:
+            yield pair
         else:
-            for number, line in enumerate(_lines(file), 1):
-                pairs += _line_pair(model, line, Origin(file, number))
-    _say_what_is_unknown(model, pairs)
-    return list(model.signature.examples(pairs, with_labels=False, convert=True))
+            yield from _line_pairs(signature, _lines(file), file)
 
 
-def read_input(model: TrainedModel, source: str, target: str | None = None) -> Example:
-    """One input: a line of text, or the path of a file of sound or frames, whichever the network
-    takes; with the labels of the target if there is one."""
-    signature = model.signature
-    if signature.sources is not None:
-        wanted, pairs = "a line of text", _line_pair(model, source, Origin(Path("the input")))
+def read_input(signature: Signature, source: str) -> Pair:
+    """Return one input: a line of text, or a file of sound or frames, as the network takes it."""
+    if signature.source_notation is not None:
+        wanted, text = "a line of text", source.strip()
+        symbols = signature.source_notation.symbols(text)
+        pair = Pair(text, symbols, (), Origin(Path("the input"))) if text else None
     else:
-        wanted, pairs = "a sound file or a .npy file", _file_pair(Path(source))
-    if not pairs:
+        wanted, pair = "a sound file or a .npy file", _file_pair(Path(source))
+    if pair is None:
         raise DataError(f"the input {source!r} is not {wanted}, which is what the network takes")
-    [example] = signature.examples(pairs, with_labels=False, unseen_as_null=False, convert=True)
-    return example if target is None else replace(example, labels=_labels(model, target))
+    return pair
 
 
-def _say_what_is_unknown(model: TrainedModel, pairs: Sequence[Pair]) -> None:
-    """Of letters that count as nothing a sentence on standard error, with the first of them."""
-    sources = model.signature.sources
-    if sources is None:
-        return
-    unknown = [
-        (pair, symbol)
-        for pair in pairs
-        if isinstance(pair.source, tuple)
-        for symbol in sources.unknown(pair.source)
-    ]
-    if unknown:
-        pair, symbol = unknown[0]
-        more = f", as do {len(unknown) - 1} more in all" if len(unknown) > 1 else ""
-        print(
-            f"transduce: {pair.origin}: {symbol!r} was not in the training data and counts as "
-            f"nothing{more}; output for them means little",
-            file=sys.stderr,
-        )
-
-
-def _labels(model: TrainedModel, target: str) -> Tensor:
-    symbols = model.signature.target_notation.symbols(target)
-    if not symbols:
-        raise DataError("the target is empty; write some, or leave it out to have it found")
-    try:
-        return torch.tensor(model.signature.targets.encode(symbols))
-    except ValueError as error:
-        raise DataError(f"the target has a symbol that is not known: {error}") from None
-
-
-def read_spectrogram(model: TrainedModel, pair: Pair) -> Tensor | None:
-    """A picture of sound, [num_frames, channels], whatever features the network takes; None if
-    the pair has none."""
-    features = model.signature.features
+def read_spectrogram(signature: Signature, pair: Pair) -> Tensor | None:
+    """Return the spectrogram [num_frames, channels] of a pair's sound; None if it has none."""
+    features = signature.features
     if features is None or not isinstance(pair.source, Audio):
         return None
     return FrameReader(features.as_spectrogram(), convert=True)(pair)
 
 
-def _file_pair(file: Path) -> list[Pair]:
-    """The one input that a file of sound or frames is; none if it is another kind of file."""
+def _file_pair(file: Path) -> Pair | None:
+    """Return the input that a file of sound or frames is; None if it is another kind of file."""
     if file.suffix == ".npy":
-        return [Pair(file.stem, Frames(file), (), Origin(file))]
+        return Pair(file.stem, Frames(file), (), Origin(file))
     if file.suffix.lower() in SOUNDS:
-        return [Pair(file.stem, Audio(file), (), Origin(file))]
-    return []
+        return Pair(file.stem, Audio(file), (), Origin(file))
+    return None
 
 
-def _line_pair(model: TrainedModel, line: str, origin: Origin) -> list[Pair]:
-    notation = model.signature.source_notation
-    if notation is None:
-        raise origin.error("it is text, but the network takes sound; give sound files")
-    text = line.strip()
-    return [Pair(text, notation.symbols(text), (), origin)] if text else []
+def _line_pairs(signature: Signature, lines: Iterable[str], file: Path) -> Iterator[Pair]:
+    """Yield an input for each line that is not blank."""
+    notation = signature.source_notation
+    for number, line in enumerate(lines, 1):
+        origin = Origin(file, number)
+        if notation is None:
+            raise origin.error("it is text, but the network takes sound; give sound files")
+        if text := line.strip():
+            yield Pair(text, notation.symbols(text), (), origin)
 
 
 def _lines(file: Path) -> list[str]:

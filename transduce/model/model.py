@@ -1,51 +1,56 @@
-"""Models that ship with the package, and any other trained model, as functions of their input."""
+"""Trained models as functions of their input: those that ship with the package, and any other."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import cast, overload
+from typing import Any, overload
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from transduce.data.batches import Example
-from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair, Symbols
-from transduce.model.checkpoint import (
-    MODEL_FILE,
-    CheckpointError,
-    TrainedModel,
-    load_ensemble,
-    save_model,
-)
-from transduce.model.recognition import recognise, transcript
+from transduce.architectures import Hypotheses
+from transduce.data.batches import Batch, Batches, Example
+from transduce.data.pairs import DataError, Frames
+from transduce.decoding.options import SearchOptions
+from transduce.kernels.backends import Backend
+from transduce.model.checkpoint import MODEL_FILE, TrainedModel, load_ensemble, save_model
+from transduce.model.signature import Source, Unknown
+from transduce.model.tensors import CheckpointError
 from transduce.model.transcripts import Transcript
 
 FOLDER = Path(__file__).parent / "weights"  # NAME.safetensors and its card, NAME.md
-AT_ONCE = 2048  # lines of a stream
-Source = str | Path | Symbols | Tensor | np.ndarray
+# Inputs that are held at once: the first results come sooner with fewer, and all results with more.
+FIRST_INPUTS, MOST_INPUTS = 64, 2048
+MOST_FRAMES = 200_000  # held at once, whatever the number of inputs: half an hour of sound
+# Frames that are searched at once: caches like few, GPUs many.
+SEARCHED_FRAMES = {"cpu": 4096, "cuda": 200_000}
+# Frames up to which PyTorch's own operations are done before compiled kernels would be loaded, let
+# alone compiled: in a greedy search, which takes all inputs together, and in a beam search.
+SMALL_GREEDY, SMALL_BEAM = 20_000, 1_000
+CELLS = 1_000_000  # of padded lattice whose losses are computed at once
 
 
 def load(*models: str | Path) -> Model:
-    """The model of a name, of a run's folder or of a .safetensors file; several are an ensemble.
+    """Load a model by its name, its run's folder or its .safetensors file; several are an ensemble.
 
     load("english-pronouncer")("transducer")
     """
     if not models:
         raise ValueError("there is nothing to load; give a name, a run's folder or a file")
-    return Model(load_ensemble([model_path(model) for model in models]))
+    return Model.of(load_ensemble([model_path(model) for model in models]))
 
 
 def model_names() -> list[str]:
-    """The models that ship."""
+    """Return the names of the models that ship."""
     return sorted(path.stem for path in FOLDER.glob("*.safetensors"))
 
 
 def model_path(model: str | Path) -> Path:
-    """What there is under that path, or else the file of the model that ships under that name."""
+    """Return a path that exists, or else the file of the model that ships under that name."""
     if Path(model).exists():
         return Path(model)
     names = model_names()
@@ -56,18 +61,24 @@ def model_path(model: str | Path) -> Path:
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class Model(TrainedModel):
     """A trained model to call, on one input or on a list of them.
 
-    A model that reads text takes a word or line; letters it does not know are put in the other case
-    if it knows them so, and a DataError names one that it does not. A model that hears takes the
-    path of a sound file, samples [N] in [-1, 1] at its own rate, or frames [T, D].
+    A model of text takes a word or line; letters that it does not know are tried in the other case,
+    and a DataError names one that it does not know at all. A model of sound takes the path of a
+    sound file, samples [N] in [-1, 1] at its own rate, or frames [T, D].
 
-    What comes back prints as the output does: `str(model("word"))`. It has the `symbols` of the
-    best hypothesis, and `hypotheses` with their probabilities and, where asked for, timings.
+    The result prints as the output: `str(model("word"))`. It has the `symbols` of the best
+    hypothesis, and `hypotheses` with their probabilities and, where asked for, timings. A model may
+    be called from many threads.
     """
 
-    trained: TrainedModel
+    @classmethod
+    def of(cls, trained: TrainedModel) -> Model:
+        """Make a callable model of a trained one."""
+        if isinstance(trained, Model):
+            return trained
+        return cls(**{part.name: getattr(trained, part.name) for part in fields(trained)})
 
     @overload
     def __call__(
@@ -91,112 +102,145 @@ class Model:
         beam_width: int = 1,
         n_best: int = 1,
         with_timings: bool = False,
+        **options: Any,
     ) -> Transcript | list[Transcript]:
-        """The transcript of the input; of a list of inputs, a list of transcripts.
+        """Return the transcript of an input; of a list of inputs, a list of transcripts.
 
-        A width of 1 is the greedy search unless there is more to find than one output.
+        Width 1 is the greedy search unless N-best or timings are asked for. Further options are the
+        fields of `SearchOptions`.
         """
-        sources = source if isinstance(source, list) else [source]
-        examples = [self.example(one) for one in sources]
-        found = self.transcripts(
-            examples, beam_width=beam_width, n_best=n_best, with_timings=with_timings
+        asked = SearchOptions(
+            max(beam_width, n_best), n_best=n_best, with_timings=with_timings, **options
         )
+        sources = source if isinstance(source, list) else [source]
+        found: list[Transcript] = []
+        for one in self.transcribe(sources, asked):
+            if isinstance(one, DataError):
+                raise one
+            found.append(one)
         return found if isinstance(source, list) else found[0]
 
-    def example(self, source: Source) -> Example:
-        """The input as the network takes it."""
-        signature = self.trained.signature
-        name, inside = "samples", cast(Symbols | Audio | Frames, ())
-        if signature.sources is not None and isinstance(source, str | tuple):
-            name = source if isinstance(source, str) else " ".join(source)
-            inside = self._known(source, name)
-        elif isinstance(source, str | Path):
-            path = Path(source)
-            name, inside = path.stem, Frames(path) if path.suffix == ".npy" else Audio(path)
-        elif isinstance(source, np.ndarray):
-            source = torch.from_numpy(source).float()
-        pair = Pair(name, inside, (), Origin(Path(name)))
-        frames = signature.input_of(source if isinstance(source, Tensor) else inside)
-        return Example(pair, frames, torch.empty(0, dtype=torch.int64))
-
-    def _known(self, source: str | Symbols, name: str) -> Symbols:
-        """The symbols of a text, each one that the model knows."""
-        signature = self.trained.signature
-        if isinstance(source, str) and signature.source_notation is not None:
-            source = signature.source_notation.symbols(source)
-        assert signature.sources is not None
-        if not source:
-            raise DataError(f"{name!r} has nothing to read; give a word")
-        for symbol in signature.sources.unknown(source):
-            raise DataError(
-                f"{name}: {symbol!r} is no symbol that the model knows; it knows "
-                f"{' '.join(sorted(signature.sources.symbols))}"
-            )
-        return tuple(signature.sources.respell(source))
-
-    def each(
-        self, lines: Iterable[str], *, beam_width: int = 1, n_best: int = 1, at_once: int = AT_ONCE
-    ) -> Iterator[Transcript | DataError | None]:
-        """Of each line of text, in their order, the transcript, while lines still come.
-
-        A blank line gives None, and one that has a symbol which the model does not know the error
-        that says so. They are taken `at_once`, but fewer at first, so that the first are soon done.
-        """
-        rest, size = iter(lines), min(64, at_once)
-        while chunk := list(islice(rest, size)):
-            size = min(2 * size, at_once)
-            read = [self._example_or_error(line.strip()) for line in chunk]
-            examples = [one for one in read if isinstance(one, Example)]
-            found = iter(self.transcripts(examples, beam_width=beam_width, n_best=n_best))
-            yield from (next(found) if isinstance(one, Example) else one for one in read)
-
-    def _example_or_error(self, text: str) -> Example | DataError | None:
-        try:
-            return self.example(text) if text else None
-        except DataError as error:
-            return error
-
-    def transcripts(
+    def transcribe(
         self,
-        examples: Sequence[Example],
+        sources: Iterable[Source],
+        options: SearchOptions,
         *,
-        beam_width: int = 1,
-        n_best: int = 1,
-        with_timings: bool = False,
-    ) -> list[Transcript]:
-        """What the model makes of its inputs, in their order."""
-        width = max(beam_width, n_best)
-        found = recognise(
-            self.trained, examples, beam_width=width, n_best=n_best, with_timings=with_timings
-        )
-        return [
-            transcript(self.trained, example, best)
-            for example, best in zip(examples, found, strict=True)
-        ]
+        unknown: Unknown = "refuse",
+        at_once: int = MOST_INPUTS,
+    ) -> Iterator[Transcript | DataError]:
+        """Yield the transcript of each input, in their order, while inputs still come.
+
+        An input that cannot be read yields the DataError that says why. At most `at_once` inputs
+        are held at a time, fewer at first, so that the first results come soon.
+        """
+        size, held, frames = min(FIRST_INPUTS, at_once), list[Example | DataError](), 0
+        for one in self._read(sources, unknown):
+            held.append(one)
+            frames += one.num_frames if isinstance(one, Example) else 0
+            if len(held) == size or frames >= MOST_FRAMES:
+                yield from self._transcripts(held, options)
+                size, held, frames = min(2 * size, at_once), [], 0
+        yield from self._transcripts(held, options)
+
+    def _read(self, sources: Iterable[Source], unknown: Unknown) -> Iterator[Example | DataError]:
+        """Make examples of inputs; files of sound are read ahead in threads."""
+
+        def read(source: Source) -> Example | DataError:
+            try:
+                return self.signature.example(source, unknown=unknown)
+            except DataError as error:
+                return error
+
+        if self.signature.sources is not None:
+            yield from map(read, sources)
+            return
+        threads = torch.get_num_threads()
+        with ThreadPoolExecutor(threads) as readers:
+            rest = iter(sources)
+            waiting = deque(readers.submit(read, source) for source in islice(rest, 2 * threads))
+            while waiting:
+                result = waiting.popleft().result()
+                waiting.extend(readers.submit(read, source) for source in islice(rest, 1))
+                yield result
+
+    def _transcripts(
+        self, read: Sequence[Example | DataError], options: SearchOptions
+    ) -> Iterator[Transcript | DataError]:
+        examples = [one for one in read if isinstance(one, Example)]
+        found = iter(search_examples(self, examples, options))
+        for one in read:
+            yield one if isinstance(one, DataError) else self.transcript(one, next(found))
+
+    def transcript(self, example: Example, hypotheses: Hypotheses) -> Transcript:
+        """Write hypotheses in symbols, and times in seconds if the input is sound."""
+        signature = self.signature
+        shift = seconds = None
+        if signature.features is not None and not isinstance(example.pair.source, Frames):
+            shift = signature.features.shift * self.config.pooling
+            seconds = example.num_frames * signature.features.shift
+        written = (signature.targets, signature.separator)
+        return Transcript(example.pair.name, hypotheses, *written, shift, seconds)
 
     def to(self, device: torch.device | str) -> Model:
-        """This model, moved."""
-        self.trained.network.to(device)
+        """Move the model to a device, and return it."""
+        self.network.to(device)
         return self
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Path:
         """Write the model into a folder, which `load` reads, and return the file's path.
 
-        The file has the weights, in `dtype`, and all that is needed to use them: the alphabets, how
-        text becomes symbols, what the frames are and their statistics.
+        The file has the weights, in `dtype`, and everything that is needed to use them: alphabets,
+        notations, feature settings and statistics.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        save_model(self.trained, folder, dtype)
+        save_model(self, folder, dtype)
         return folder / MODEL_FILE
 
     def __repr__(self) -> str:
-        config, signature = self.trained.config, self.trained.signature
-        count = sum(weights.numel() for weights in self.trained.network.parameters())
+        signature = self.signature
+        count = sum(weights.numel() for weights in self.network.parameters())
         reads = "sound" if signature.features else "frames"
         if signature.sources is not None:
             reads = f"{len(signature.sources)} symbols"
         return (
-            f"Model({config.network}: {reads} to {len(signature.targets)} symbols, "
+            f"Model({self.config.network}: {reads} to {len(signature.targets)} symbols, "
             f"{count:,} weights)"
         )
+
+
+def search_examples(
+    model: TrainedModel, examples: Sequence[Example], options: SearchOptions
+) -> list[Hypotheses]:
+    """Return the hypotheses of each example, in their order."""
+    network, device = model.network, model.device
+    found: list[Hypotheses] = [()] * len(examples)
+    unlabelled = [
+        replace(example, labels=torch.empty(0)) if example.num_labels else example
+        for example in examples
+    ]
+    most = SEARCHED_FRAMES.get(device.type, SEARCHED_FRAMES["cuda"])
+    backend = _backend(sum(example.num_frames for example in examples), options, device)
+    for indices, batch in batches_of(model, unlabelled, most // network.rows_per_input(options)):
+        hypotheses = network.search(batch, options, backend=backend)
+        for i, best in zip(indices, hypotheses, strict=True):
+            found[i] = best
+    return found
+
+
+def _backend(num_frames: int, options: SearchOptions, device: torch.device) -> Backend:
+    """Return "eager" for little work on the CPU, which is done before kernels would be loaded."""
+    small = SMALL_GREEDY if options.greedy else SMALL_BEAM
+    eager = device.type == "cpu" and num_frames < small and not options.with_timings
+    return "eager" if eager else "auto"
+
+
+def batches_of(
+    model: TrainedModel, examples: Sequence[Example], max_cells: int = CELLS
+) -> Iterator[tuple[list[int], Batch]]:
+    """Yield batches of like lengths on the model's device, and which examples each has."""
+    largest = max((max(1, e.num_frames) * (e.num_labels + 1) for e in examples), default=1)
+    batches = Batches(examples, max(max_cells, largest), 0)
+    for indices in batches.by_length():
+        [batch] = batches.load([indices])
+        yield indices, batch.to(model.device)

@@ -20,7 +20,6 @@ All probabilities are logarithms in float64. An impossible hypothesis is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -45,10 +44,10 @@ from transduce.decoding.cpu.trie import (
     step_new,
 )
 from transduce.decoding.fusion import FusedScores
-from transduce.decoding.hypothesis import Found, check_prediction
+from transduce.decoding.hypothesis import Found, check_prediction, path_labels
+from transduce.decoding.problem import Problem
 from transduce.kernels.simd.options import compiled
 from transduce.kernels.simd.threads import num_threads, team
-from transduce.networks import PredictionNetwork
 
 MIN_BATCH, MAX_BATCH = 8, 256  # hypotheses: W / 16, but for the narrowest and the widest
 # The integers that a search keeps between calls, in Search.counts.
@@ -74,23 +73,19 @@ class Search(NamedTuple):
     bounded: np.ndarray  # [1], the best p of this frame that has max_labels_per_frame
 
 
-def beam_searches(
-    network: PredictionNetwork,
-    transcriptions: list[Tensor],  # [T, K+1] each
-    beam_width: int,
-    max_labels_per_frame: int,
-    fused: Callable[[], FusedScores | None],
-) -> list[Found]:
-    """B after the last frame, of each utterance.
+def beam_searches(problem: Problem) -> list[Found]:
+    """Return the beam B after the last frame of each utterance.
 
-    As many utterances as there are threads have one each; fewer have them all, one by one. The
-    result is the same: no number depends on who computed it.
+    If there are at least as many utterances as threads, each thread searches whole utterances;
+    otherwise all threads share one utterance at a time. The result is the same to the last bit.
     """
+    network, transcriptions = problem.peephole_network(), problem.transcriptions
+    assert network is not None
     weights = packed_weights(network)
 
     def search(f: Tensor, threads: int) -> Found:
-        arguments = (weights, f.double().numpy(), fused(), beam_width, max_labels_per_frame)
-        return _beam_search(*arguments, threads)
+        options = (problem.beam_width, problem.max_labels_per_frame)
+        return _beam_search(weights, f.double().numpy(), problem.fused_scores(), *options, threads)
 
     if len(transcriptions) < max(2, num_threads()):
         return [search(f, num_threads()) for f in transcriptions]
@@ -131,17 +126,10 @@ def _beam_search(
     # Only these outlive the search: the states are large.
     parent, label, depth = (x[:stepped].copy() for x in prefixes[:3])
 
-    def labels(i: int) -> tuple[int, ...]:
-        node, reversed_labels = nodes[i], []
-        while node > 0:
-            reversed_labels.append(int(label[node]))
-            node = parent[node]
-        return tuple(reversed_labels[::-1])
-
     return Found(
         search.beam.log_prob[:size].copy(),
         depth[nodes],
-        labels,
+        lambda i: path_labels(int(nodes[i]), parent, label),
         int(search.counts[NUM_BOUNDED]),
         int(search.counts[NUM_EXPANDED]),
         stepped,

@@ -8,48 +8,43 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from transduce.decoding.cpu.prediction import BLOCK, packed_weights, step_prefixes
-from transduce.decoding.hypothesis import check_prediction
+from transduce.decoding.hypothesis import Greedy, check_prediction
+from transduce.decoding.problem import Problem, padded
 from transduce.kernels.simd.options import compiled
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
-from transduce.networks import PredictionNetwork
 
-Greedy = tuple[list[list[int]], list[list[int]], list[float], list[int]]
-ROOM = 4  # states for each utterance of a block before those that are past are given up
+ROOM = 4  # states kept for each utterance of a block: memory against how often they are compacted
 
 
-def greedy_searches(
-    network: PredictionNetwork,
-    transcription: Tensor,  # [B, T, K+1]
-    num_vectors: Tensor,  # [B]
-    max_labels_per_frame: int,
-) -> Greedy:
-    """The labels, their frames, log_prob and the number of bounded frames of each utterance."""
+def greedy_searches(problem: Problem) -> list[Greedy]:
+    """Return each utterance's greedy alignment."""
+    network = problem.peephole_network()
+    assert network is not None
     weights = packed_weights(network)
-    f = transcription.to(torch.promote_types(transcription.dtype, torch.float32)).contiguous()
+    f, num_vectors = padded(problem.transcriptions)
+    f = f.to(torch.promote_types(f.dtype, torch.float32)).contiguous()
     B, T = f.shape[:2]
-    labels, times = np.empty((2, B, T * max_labels_per_frame), np.int32)
+    labels, times = np.empty((2, B, T * problem.max_labels_per_frame), np.int32)
     num_labels, num_bounded = np.zeros((2, B), np.int64)
     log_prob, largest = np.zeros(B), np.full(B, -np.inf)
-    lengths = num_vectors.long().numpy()
+    lengths = num_vectors.numpy()
     rows, starts = shares_of(lengths, num_threads())
     _search_shares(
         team(len(starts) - 1),
         (
-            *(rows, starts, f.numpy(), lengths, weights, max_labels_per_frame),
+            *(rows, starts, f.numpy(), lengths, weights, problem.max_labels_per_frame),
             *(labels, times, num_labels, log_prob, num_bounded, largest),
         ),
     )
     check_prediction(float(largest.max()))
-    counts = num_labels.tolist()
-    return (
-        [row[:count].tolist() for row, count in zip(labels, counts, strict=True)],
-        [row[:count].tolist() for row, count in zip(times, counts, strict=True)],
-        log_prob.tolist(),
-        num_bounded.tolist(),
-    )
+    return [
+        Greedy(tuple(y[:n].tolist()), tuple(when[:n].tolist()), *numbers)
+        for y, when, n, *numbers in zip(
+            labels, times, num_labels, log_prob.tolist(), num_bounded.tolist(), strict=True
+        )
+    ]
 
 
 @compiled

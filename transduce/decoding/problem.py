@@ -1,0 +1,88 @@
+"""What a search backend is given: transcription vectors, a prediction network, a joint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from transduce.decoding.fusion import FusedScores
+from transduce.decoding.hypothesis import Found, Greedy
+from transduce.decoding.options import SearchOptions
+from transduce.decoding.protocols import Joint, Predictor, State
+from transduce.networks import PredictionNetwork
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The utterances to search, and the networks to search with."""
+
+    transcriptions: list[Tensor]  # f [T, ...] of each utterance
+    network: Predictor
+    joint: Joint | None  # None: the sum
+    num_outputs: int  # K+1, with null
+    options: SearchOptions
+
+    @property
+    def beam_width(self) -> int:
+        """The paper's W."""
+        return self.options.beam_width
+
+    @property
+    def max_labels_per_frame(self) -> int:
+        """The bound on labels that a hypothesis emits in a frame."""
+        return self.options.max_labels_per_frame
+
+    def fused_scores(self) -> FusedScores | None:
+        """Return a new language model state for one utterance; None without fusion."""
+        if not self.options.fuses:
+            return None
+        assert self.options.fusion is not None and self.options.fusion_weight is not None
+        return FusedScores(self.options.fusion, self.options.fusion_weight, self.num_outputs - 1)
+
+    def peephole_network(self) -> PredictionNetwork | None:
+        """Return the prediction network if it is ours and the joint is the sum; None otherwise.
+
+        The compiled kernels step such a network themselves. A subclass may step differently, so
+        only the class itself counts.
+        """
+        network = self.network
+        if self.joint is None and type(network) is PredictionNetwork and network.with_null:
+            return network
+        return None
+
+
+@dataclass(frozen=True)
+class EagerPrediction:
+    """A `PredictionNetwork` that is stepped by plain PyTorch operations."""
+
+    network: PredictionNetwork
+
+    def start(self, batch: int) -> State:
+        """Return the network's first state."""
+        return self.network.start(batch)
+
+    def step(self, labels: Tensor, state: State) -> tuple[Tensor, State]:
+        """Step the network without compiled kernels."""
+        return self.network.step(labels, state, backend="eager")
+
+
+class SearchBackend(Protocol):
+    """The functions of each module of `decoding` that searches."""
+
+    @staticmethod
+    def beam_searches(problem: Problem) -> list[Found]:
+        """Return the beam B after the last frame of each utterance."""
+
+    @staticmethod
+    def greedy_searches(problem: Problem) -> list[Greedy]:
+        """Return each utterance's greedy alignment."""
+
+
+def padded(transcriptions: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return f [B, T, ...], padded with zeros, and the numbers of vectors [B]."""
+    f = torch.nn.utils.rnn.pad_sequence(transcriptions, batch_first=True)
+    lengths = [len(transcription) for transcription in transcriptions]
+    return f, torch.tensor(lengths, device=f.device)
