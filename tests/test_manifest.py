@@ -83,8 +83,8 @@ BAD_LINES = [
     ({"audio_filepath": "~nosuch/a.wav", "text": "x"}, "'~nosuch/a.wav' cannot be a path (Could"),
     ({"audio_filepath": "a" * 5000, "text": "x"}, "aaaa"),
     ({"audio_filepath": "audio/a.wav", "text": "x", "duration": 10**400}, "number of seconds"),
-    ('{"duration": ' + "1" * 5000 + "}", "a number is too long, or lists too deep"),
-    ('{"text": ' + "[" * 200_000, "a number is too long, or lists too deep, to be read"),
+    ('{"duration": ' + "1" * 5000 + "}", "a number is too long, or lists are too deep"),
+    ('{"text": ' + "[" * 200_000, "a number is too long, or lists are too deep; shorten"),
 ]
 
 
@@ -128,7 +128,7 @@ def test_paths_may_be_strings(manifest):
 @pytest.mark.parametrize("content", ["", "\n  \r\n"])
 def test_a_file_with_nothing_in_it_says_so(tmp_path, content):
     (tmp_path / "a.tsv").write_text(content)
-    with pytest.raises(DataError, match=r"a\.tsv: there is nothing in it; write a line"):
+    with pytest.raises(DataError, match=r"a\.tsv: the file is empty; write a line"):
         read_tsv(tmp_path / "a.tsv", CHARACTERS, SPACES)
 
 

@@ -87,7 +87,7 @@ def test_kaggles_copies_are_read_rather_than_the_originals(tmp_path):
 
 def test_lower_case_is_read_too_and_a_part_is_not_called_timit(tmp_path):
     make_timit(tmp_path, upper=False, training_speakers=2)
-    with pytest.raises(DataError, match=r"not the whole of TIMIT, for it has 15 training, 1 val"):
+    with pytest.raises(DataError, match=r"not the whole of TIMIT: it has 15 training, 1 val"):
         read_timit(tmp_path)
     corpus = read_timit(tmp_path, partial=True)
     assert not corpus.complete
@@ -122,14 +122,14 @@ def test_bad_phones_name_the_line(tmp_path):
     with pytest.raises(DataError, match=r"SI1\.PHN, line 2: '100 200 xx' is not .*; restore"):
         read_timit(tmp_path, partial=True)
     path.write_text("0 100 q\n")
-    with pytest.raises(DataError, match="there are no phones in it"):
+    with pytest.raises(DataError, match="the file has no phones; restore"):
         read_timit(tmp_path, partial=True)
 
 
 def test_two_copies_strange_folders_and_none_are_refused(tmp_path):
     with pytest.raises(DataError, match="there is no such folder"):
         read_timit(tmp_path / "none")
-    with pytest.raises(DataError, match=r"there are no \.phn files"):
+    with pytest.raises(DataError, match=r"the folder has no \.phn files; give"):
         read_timit(tmp_path)
     for copy in ("a", "b"):
         make_timit(tmp_path / copy, training_speakers=0)
@@ -137,7 +137,7 @@ def test_two_copies_strange_folders_and_none_are_refused(tmp_path):
         read_timit(tmp_path, partial=True)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "si1.phn").write_text(PHN)
-    with pytest.raises(DataError, match="its folder is not DR1/FCJF0"):
+    with pytest.raises(DataError, match="its folder is not a dialect and a speaker, as DR1/FCJF0"):
         read_timit(tmp_path / "c", partial=True)
 
 

@@ -87,7 +87,7 @@ class Signature:
             )
         if self.statistics is not None:
             reader = FrameReader(self.features, cache, convert=convert)
-            read = reader.all(pairs, skipped, size=self.input_size)
+            read = reader.read_all(pairs, skipped, size=self.input_size)
             return frame_examples(read, targets, self.statistics.normalise, skipped)
         return target_examples(pairs, self.targets, skipped)
 
