@@ -1,4 +1,4 @@
-"""TIMIT in all its layouts, made up here in full size, and the corpus sample where it is."""
+"""TIMIT: a made-up corpus of full size in each layout, and the corpus sample if present."""
 
 from io import StringIO
 
@@ -14,7 +14,7 @@ from transduce.tables import timit_table
 
 
 def sphere(samples, *, rate=16_000, byte_format="01", coding=None):
-    """The bytes of a NIST SPHERE file."""
+    """Return the bytes of a NIST SPHERE file."""
     fields = ["NIST_1A", "   1024", "database_id -s5 TIMIT", "channel_count -i 1"]
     fields += [f"sample_count -i {len(samples)}", f"sample_rate -i {rate}", "sample_n_bytes -i 2"]
     fields += [f"sample_byte_format -s2 {byte_format}", "sample_sig_bits -i 16"]
@@ -28,7 +28,7 @@ PHN = "0 100 h#\n100 200 q\n200 300 sh\n300 400 ux\n400 500 dcl\n500 1000 h#\n"
 
 
 def make_timit(root, *, upper=True, training_speakers=462, riff=False):
-    """The LDC's folders, every sentence the same."""
+    """Make the folders of the LDC's layout, with the same recording for every sentence."""
 
     def put(*parts, content):
         path = root.joinpath(*(part.upper() if upper else part for part in parts))
