@@ -1,3 +1,5 @@
+"""Symbols <-> ids."""
+
 import pytest
 
 from transduce import NULL, Alphabet
@@ -51,4 +53,4 @@ def test_a_symbol_may_be_known_in_its_other_case():
     ]
     assert alphabet.encode_or_null("AbcC7") == [1, 2, 4, 5, 0]
     with pytest.raises(ValueError, match="'A', at position 0"):
-        alphabet.encode("A")  # of targets, what is written is what is meant
+        alphabet.encode("A")  # targets are not respelt

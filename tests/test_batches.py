@@ -61,7 +61,7 @@ def test_an_epoch_is_the_same_every_time_and_unlike_the_next():
     assert first.epoch(5) != first.epoch(6)
     assert first.epoch(5) != Batches(examples, 10_000, seed=4).epoch(5)
     together = [{frozenset(batch) for batch in first.epoch(n)} for n in (5, 6)]
-    assert together[0] != together[1]  # not only in another order
+    assert together[0] != together[1]  # the batches differ, not only their order
 
 
 def test_an_epochs_batches_have_little_padding():
@@ -75,7 +75,7 @@ def test_an_epochs_batches_have_little_padding():
 
 
 def test_an_epochs_batches_mix_lengths_and_numbers_of_labels():
-    # Words all equally long, with equally many phonemes, pull the weights towards their kind.
+    # Batches of words of one length, with one number of phonemes, would bias each gradient.
     words = [example_of(T, U) for T in range(5, 11) for U in range(T - 2, T + 2)] * 50
     batches = Batches(words, 10**6, seed=0, max_sequences=64)
     order = batches.epoch(0)
@@ -88,12 +88,12 @@ def test_an_epochs_batches_mix_lengths_and_numbers_of_labels():
 
 
 def alone(num_labels):
-    """A target without source."""
+    """Return an example of a target without source."""
     nothing = torch.empty(0, dtype=torch.int64)
     return Example(pair_of("", "y" * num_labels), nothing, torch.ones(num_labels).long())
 
 
-# Pairs whose T says nothing of U; in random order these shares are 0.38 and 0.53.
+# T and U are independent here; in random order the shares would be 0.38 and 0.53.
 @pytest.mark.parametrize(("kind", "least"), [("pairs", 0.45), ("targets alone", 0.75)])
 def test_batches_have_little_padding_in_their_lattices(kind, least):
     examples = random_examples(2000)

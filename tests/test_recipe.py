@@ -1,4 +1,4 @@
-"""Recipes: what they may say, and what is said of those that are wrong."""
+"""Recipes: allowed settings, and the errors of wrong ones."""
 
 from dataclasses import replace
 from pathlib import Path

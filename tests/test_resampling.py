@@ -1,4 +1,4 @@
-"""Resampling: what both rates can carry stays, what they cannot goes."""
+"""Resampling: frequencies within both bands stay, higher ones vanish."""
 
 import math
 
@@ -19,7 +19,7 @@ def tone(hertz, rate, seconds=0.5):
 def test_a_tone_is_the_same_tone_taken_at_other_times(rate, wanted, hertz):
     found, expected = resample(tone(hertz, rate), rate, wanted), tone(hertz, wanted)
     assert abs(len(found) - len(expected)) <= 1
-    edge = wanted // 50  # where the wave begins and ends it is no tone
+    edge = wanted // 50  # the filter reaches beyond the ends of the tone
     inside = slice(edge, len(expected) - edge)
     assert (found[inside] - expected[inside]).abs().max() < 2e-3
 

@@ -1,4 +1,4 @@
-"""TIMIT in all its layouts, made up here in full size, and the corpus sample where it is."""
+"""TIMIT: a made-up corpus of full size in each layout, and the corpus sample if present."""
 
 from io import StringIO
 
@@ -14,7 +14,7 @@ from transduce.tables import timit_table
 
 
 def sphere(samples, *, rate=16_000, byte_format="01", coding=None):
-    """The bytes of a NIST SPHERE file."""
+    """Return the bytes of a NIST SPHERE file."""
     fields = ["NIST_1A", "   1024", "database_id -s5 TIMIT", "channel_count -i 1"]
     fields += [f"sample_count -i {len(samples)}", f"sample_rate -i {rate}", "sample_n_bytes -i 2"]
     fields += [f"sample_byte_format -s2 {byte_format}", "sample_sig_bits -i 16"]
@@ -28,7 +28,7 @@ PHN = "0 100 h#\n100 200 q\n200 300 sh\n300 400 ux\n400 500 dcl\n500 1000 h#\n"
 
 
 def make_timit(root, *, upper=True, training_speakers=462, riff=False):
-    """The LDC's folders, every sentence the same."""
+    """Make the folders of the LDC's layout, with the same recording for every sentence."""
 
     def put(*parts, content):
         path = root.joinpath(*(part.upper() if upper else part for part in parts))
@@ -87,7 +87,7 @@ def test_kaggles_copies_are_read_rather_than_the_originals(tmp_path):
 
 def test_lower_case_is_read_too_and_a_part_is_not_called_timit(tmp_path):
     make_timit(tmp_path, upper=False, training_speakers=2)
-    with pytest.raises(DataError, match=r"not the whole of TIMIT, for it has 15 training, 1 val"):
+    with pytest.raises(DataError, match=r"not the whole of TIMIT: it has 15 training, 1 val"):
         read_timit(tmp_path)
     corpus = read_timit(tmp_path, partial=True)
     assert not corpus.complete
@@ -122,14 +122,14 @@ def test_bad_phones_name_the_line(tmp_path):
     with pytest.raises(DataError, match=r"SI1\.PHN, line 2: '100 200 xx' is not .*; restore"):
         read_timit(tmp_path, partial=True)
     path.write_text("0 100 q\n")
-    with pytest.raises(DataError, match="there are no phones in it"):
+    with pytest.raises(DataError, match="the file has no phones; restore"):
         read_timit(tmp_path, partial=True)
 
 
 def test_two_copies_strange_folders_and_none_are_refused(tmp_path):
     with pytest.raises(DataError, match="there is no such folder"):
         read_timit(tmp_path / "none")
-    with pytest.raises(DataError, match=r"there are no \.phn files"):
+    with pytest.raises(DataError, match=r"the folder has no \.phn files; give"):
         read_timit(tmp_path)
     for copy in ("a", "b"):
         make_timit(tmp_path / copy, training_speakers=0)
@@ -137,7 +137,7 @@ def test_two_copies_strange_folders_and_none_are_refused(tmp_path):
         read_timit(tmp_path, partial=True)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "si1.phn").write_text(PHN)
-    with pytest.raises(DataError, match="its folder is not DR1/FCJF0"):
+    with pytest.raises(DataError, match="its folder is not a dialect and a speaker, as DR1/FCJF0"):
         read_timit(tmp_path / "c", partial=True)
 
 

@@ -1,4 +1,4 @@
-"""Symbols and their ids. The null symbol, which stands for no output, is id 0."""
+"""Symbols <-> ids. Id 0 is the null symbol (blank), which stands for no output."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ NULL = 0
 
 
 class Alphabet:
-    """An ordered set of symbols: the first has id 1, because id 0 is null."""
+    """An ordered set of symbols; their ids count from 1, because id 0 is null."""
 
     def __init__(self, symbols: Iterable[str]) -> None:
         self.symbols = tuple(symbols)
         self._ids = {symbol: k for k, symbol in enumerate(self.symbols, start=1)}
         if len(self._ids) != len(self.symbols):
             twice = next(s for i, s in enumerate(self.symbols) if s in self.symbols[:i])
-            raise ValueError(f"the alphabet has {twice!r} twice")
+            raise ValueError(f"the alphabet has {twice!r} twice; list each symbol once")
 
     def __len__(self) -> int:
         return len(self.symbols)
 
     def encode(self, symbols: Iterable[str]) -> list[int]:
-        """The ids of the symbols; a string is taken letter by letter."""
+        """Return the ids of the symbols; split a string into its characters."""
         ids = []
         for position, symbol in enumerate(symbols):
             if symbol not in self._ids:
@@ -33,26 +33,28 @@ class Alphabet:
         return ids
 
     def encode_or_null(self, symbols: Iterable[str]) -> list[int]:
-        """The ids of the symbols, respelt where need be, null for those that the alphabet lacks."""
+        """Return the ids of the symbols, respelt; null for a symbol that the alphabet lacks."""
         return [self._ids.get(symbol, NULL) for symbol in self.respell(symbols)]
 
     def respell(self, symbols: Iterable[str]) -> list[str]:
-        """The symbols, those that the alphabet lacks in the other case, or with a plain apostrophe
-        for a typographic one, if it has them so."""
+        """Replace each unknown symbol by a known spelling of it, if there is one.
+
+        Try the lower case, then the upper case, then a plain apostrophe for a typographic one.
+        """
         known = self._ids
         return [symbol if symbol in known else self._respell_symbol(symbol) for symbol in symbols]
 
     def unknown(self, symbols: Iterable[str]) -> list[str]:
-        """Those of the symbols, in their order, that the alphabet lacks however they are spelt."""
+        """Return the symbols, in order, that the alphabet lacks in every spelling."""
         return [symbol for symbol in self.respell(symbols) if symbol not in self._ids]
 
     def _respell_symbol(self, symbol: str) -> str:
         plain = "'" if symbol == "\N{RIGHT SINGLE QUOTATION MARK}" else symbol
         spellings = (symbol.lower(), symbol.upper(), plain)
-        return next((near for near in spellings if near in self._ids), symbol)
+        return next((spelling for spelling in spellings if spelling in self._ids), symbol)
 
     def decode(self, ids: Sequence[int]) -> list[str]:
-        """The symbols of the ids, nulls removed."""
+        """Return the symbols of the ids, without nulls."""
         for position, k in enumerate(ids):
             if not 0 <= k <= len(self):
                 raise ValueError(

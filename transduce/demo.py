@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from transduce.analysis import view_lattice
-from transduce.data.dictionaries import by_source
+from transduce.data.dictionaries import merge_by_source
 from transduce.data.pairs import Pair
 from transduce.model.checkpoint import TrainedModel, load_model
 from transduce.model.recognition import evaluate, recognise, validation_error
@@ -31,7 +31,7 @@ def run(folder: Path, seed: int, figure: Path | None = None) -> None:
         recipe = read_recipe(recipe_file(f"letters-{network}"), {"train.seed": str(seed)})
         console.rule(f"{network} network")
         fit(recipe, folder / network, resume=True, validate=validation_error)
-        test = by_source(read_splits(recipe.data).test)
+        test = merge_by_source(read_splits(recipe.data).test)
         rows.append(evaluate(load_model(folder / network), test))
     model = load_model(folder / "transducer")
     console.rule("the paper's Table 1, with letters for its speech")

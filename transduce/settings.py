@@ -1,4 +1,4 @@
-"""Settings in frozen dataclasses: read from tables and text, written as TOML and JSON."""
+"""Nested frozen dataclasses of settings: read from tables and options, written as TOML and JSON."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Settings = TypeVar("Settings")
 
 
 class RecipeError(ValueError):
-    """Something is wrong with a recipe: one sentence with the setting and what it may be."""
+    """An error in a recipe: a sentence that names the setting and its allowed values."""
 
 
 def setting_names(settings: object) -> list[str]:
-    """All the dotted names: train.learning_rate and the like."""
+    """Return the dotted names of all settings, such as train.learning_rate."""
     return list(flat_settings(settings))
 
 
 def flat_settings(settings: object, prefix: str = "") -> dict[str, Any]:
-    """Every setting's value by its dotted name."""
+    """Return all settings as one dictionary from dotted names to values."""
     flat: dict[str, Any] = {}
     for part in fields(settings):  # type: ignore[arg-type]
         value = getattr(settings, part.name)
@@ -34,88 +34,89 @@ def flat_settings(settings: object, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def settings_from(
+def replace_settings(
     settings: Settings, table: Mapping[str, Any], *, folder: Path | None = None, prefix: str = ""
 ) -> Settings:
-    """The settings with what the table names put in place, its types checked.
+    """Return a copy of the settings with the values of `table`; check their types.
 
-    Paths are taken relative to `folder`. RecipeError if the table names what there is not.
+    Take paths relative to `folder`. Raise a RecipeError for a name that is no setting.
     """
-    return _filled(settings, table, _Reading(folder or Path.cwd(), settings), prefix)
+    return _replace(settings, table, _Context(folder or Path.cwd(), settings), prefix)
 
 
 # --- Reading ------------------------------------------------------------------------------------
 
 
-class Text(str):
-    """A value given as text, from a command line, of whatever type its setting has."""
+class OptionText(str):
+    """A value from the command line, still to be parsed as its setting's type."""
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """What reading one value needs to know of the whole."""
+class _Context:
+    """The constants of one call of `replace_settings`."""
 
-    folder: Path  # that paths are relative to
-    root: object  # the settings whose names may be suggested
+    folder: Path  # paths are relative to it
+    root: object  # the outermost settings; their names serve as suggestions
 
     def unknown(self, name: str) -> RecipeError:
+        """Return the error for a name that is no setting, with the nearest name that is."""
         names = setting_names(self.root)
         last = name.rpartition(".")[2]
-        # The right name in the wrong section is likelier than any misspelling.
+        # Prefer the same name in another section to a similar name.
         same = [known for known in names if known.rpartition(".")[2] == last]
         nearest = same or difflib.get_close_matches(name, names, n=1, cutoff=0.0)
         return RecipeError(f"there is no setting {name}; did you mean {nearest[0]}?")
 
 
-def _filled(
-    settings: Settings, table: Mapping[str, Any], reading: _Reading, prefix: str
+def _replace(
+    settings: Settings, table: Mapping[str, Any], context: _Context, prefix: str
 ) -> Settings:
     kinds = get_type_hints(type(settings))
     changed = {}
     for key, value in table.items():
         name = prefix + key
         if key not in kinds:
-            raise reading.unknown(name)
+            raise context.unknown(name)
         current = getattr(settings, key)
         if is_dataclass(current):
             if not isinstance(value, Mapping):
-                raise RecipeError(f"{name} is a section, with settings of its own, not {value!r}")
-            changed[key] = _filled(current, value, reading, f"{name}.")
+                raise RecipeError(f"{name} is a section with settings of its own, not {value!r}")
+            changed[key] = _replace(current, value, context, f"{name}.")
         elif isinstance(value, Mapping):
-            raise reading.unknown(f"{name}.{next(iter(value), '')}")
+            raise context.unknown(f"{name}.{next(iter(value), '')}")
         else:
-            changed[key] = _value(kinds[key], value, name, reading.folder)
+            changed[key] = _convert(kinds[key], value, name, context.folder)
     try:
         return replace(settings, **changed)  # type: ignore[type-var]
-    except ValueError as error:  # of what a value must be
+    except ValueError as error:  # from the dataclass's __post_init__
         raise RecipeError(f"{prefix}{error}") from None
 
 
-def _value(kind: Any, value: Any, name: str, folder: Path) -> Any:
-    """The value as the setting's type has it."""
+def _convert(kind: Any, value: Any, name: str, folder: Path) -> Any:
+    """Convert a value to the setting's type; raise a RecipeError if it has another."""
     if get_origin(kind) in (Union, UnionType):
-        if value is None or value == "none":  # JSON's and a command line's; TOML leaves it out
+        if value is None or value == "none":  # JSON and options write none so; TOML omits the key
             return None
         (kind,) = (part for part in get_args(kind) if part is not NoneType)
     if get_origin(kind) is Literal:
         for choice in get_args(kind):
-            if value == choice or (isinstance(value, Text) and value == str(choice)):
+            if value == choice or (isinstance(value, OptionText) and value == str(choice)):
                 return choice
-        raise RecipeError(f"{name} must be {_listed(get_args(kind))}, not {_shown(value)}")
+        raise RecipeError(f"{name} must be {_join(get_args(kind))}, not {_quote(value)}")
     if kind is Path and isinstance(value, str):
         return folder / Path(value).expanduser()
-    if isinstance(value, Text):
-        value = _parsed(kind, value)
+    if isinstance(value, OptionText):
+        value = _parse(kind, value)
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
         what = {int: "a whole number", float: "a number", bool: "true or false"}
-        raise RecipeError(f"{name} must be {what.get(kind, 'text')}, not {_shown(value)}")
+        raise RecipeError(f"{name} must be {what.get(kind, 'text')}, not {_quote(value)}")
     return value
 
 
-def _parsed(kind: Any, text: Text) -> Any:
-    """Text as a number or a truth value, or as it is where it is none."""
+def _parse(kind: Any, text: OptionText) -> Any:
+    """Parse text as `kind`, a number or a truth value; return the text if it is neither."""
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     try:
@@ -124,15 +125,16 @@ def _parsed(kind: Any, text: Text) -> Any:
         return text
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     return json.dumps(str(value), ensure_ascii=False) if isinstance(value, str) else str(value)
 
 
-def _listed(choices: tuple[Any, ...]) -> str:
+def _join(choices: tuple[Any, ...]) -> str:
     return ", ".join(map(str, choices[:-1])) + f" or {choices[-1]}"
 
 
 def check_at_least(settings: object, least: int, *names: str) -> None:
+    """Raise a ValueError if a named setting is less than `least`; None passes."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and not value >= least:
@@ -143,6 +145,7 @@ def check_at_least(settings: object, least: int, *names: str) -> None:
 
 
 def toml_sections(settings: object, name: str) -> Iterator[str]:
+    """Yield the lines of the settings as TOML: section `name`, then its subsections."""
     values = {part.name: getattr(settings, part.name) for part in fields(settings)}  # type: ignore[arg-type]
     plain = {key: value for key, value in values.items() if not is_dataclass(value)}
     if plain:
@@ -162,5 +165,5 @@ def _toml(value: object) -> str:
 
 
 def settings_json(settings: object) -> str:
-    """The settings as JSON, which `settings_from` reads back."""
+    """Return the settings as JSON; `replace_settings` reads it back."""
     return json.dumps(asdict(settings), default=str)  # type: ignore[call-overload]

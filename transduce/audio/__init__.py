@@ -1,1 +1,1 @@
-"""From sound to frames."""
+"""Sound -> frames."""

@@ -1,4 +1,4 @@
-"""The frames of pairs, computed once and then kept in a folder."""
+"""The frames of pairs, with a cache on disk."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from transduce.audio.sound import read_wave
 from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair
 from transduce.files import write_by_rename
 
-# Raised whenever the same settings give other numbers: the cache then starts anew.
+# Increase this when the same settings give other numbers; it makes old cache files unused.
 VERSION = 1
 
 
 def read_features(source: Frames, size: int | None = None, origin: Origin | None = None) -> Tensor:
-    """The frames [T, D] of a .npy file; a DataError if it is anything else, or D is not `size`."""
+    """Read frames [T, D] from a .npy file; raise a DataError for other shapes, or D != `size`."""
     origin, path = origin or Origin(source.path), source.path
     try:
         with path.open("rb") as file:
@@ -51,12 +51,12 @@ def read_features(source: Frames, size: int | None = None, origin: Origin | None
 
 
 class FrameReader:
-    """The frames of pairs, [T, D] and not normalised: computed once, then kept in a folder.
+    """A reader of the frames [T, D] of pairs, before normalisation, with an optional cache.
 
-    The cache is keyed by the audio's bytes, the part and length that are asked for and the
-    settings, so neither another path nor a later date makes frames anew, and another setting never
-    gives old ones. Files are put in place whole,
-    by renaming, so any number of processes may share the folder.
+    The cache is a folder with a file for each part of a sound. The file's name is a hash of the
+    audio's bytes, the offset and duration, and the settings: a moved or copied sound file hits the
+    cache, and other settings never do. Files are written by renaming, so any number of processes
+    may share the folder.
     """
 
     def __init__(
@@ -64,44 +64,46 @@ class FrameReader:
         settings: FeatureSettings | None = None,
         cache: str | Path | None = None,
         *,
-        convert: bool = False,  # what has another sample rate, or several channels
+        convert: bool = False,  # resample, and average channels, instead of refusing
     ) -> None:
         self.features = Features(settings)
         self.cache = None if cache is None else Path(cache)
         self.convert = convert
 
     def __call__(self, pair: Pair) -> Tensor:
-        """The pair's frames; a DataError if there are none to be had."""
+        """Return the frames of a pair from the cache or its file; raise a DataError on failure."""
         source = pair.source
         if isinstance(source, Frames):
             return read_features(source, origin=pair.origin)
         if not isinstance(source, Audio):
             raise pair.origin.error("the source is text, not audio; give the source alphabet")
         if self.cache is None:
-            return self._computed(source, pair.origin)
-        kept = self.cache / f"{self._key(source, pair.origin)}.npy"
-        if (frames := _load_if_whole(kept, self.features.settings.size)) is not None:
+            return self._compute(source, pair.origin)
+        path = self.cache / f"{self._key(source, pair.origin)}.npy"
+        if (frames := _load_cached(path, self.features.settings.size)) is not None:
             return frames
-        frames = self._computed(source, pair.origin)
+        frames = self._compute(source, pair.origin)
         content = io.BytesIO()
         np.save(content, frames.numpy())
-        write_by_rename(kept, content.getvalue())
+        write_by_rename(path, content.getvalue())
         return frames
 
-    def all(
+    def read_all(
         self,
         pairs: Sequence[Pair],
         skipped: list[DataError] | None = None,
         num_threads: int | None = None,
         size: int | None = None,
     ) -> Iterator[tuple[Pair, Tensor]]:
-        """Each pair with its frames, in order, several being read at once; bad pairs are skipped
-        if there is a list to keep the reasons in. Frames of another size than `size`, or than the
-        first ones have, are bad."""
+        """Yield each pair with its frames, in order; read several files at once.
+
+        Raise a DataError for a bad pair, or append it to `skipped` and leave the pair out. A pair
+        is also bad if its D differs from `size`, or, if that is None, from the first pair's.
+        """
         num_threads = num_threads or os.cpu_count() or 1
         threads = ThreadPoolExecutor(num_threads)
         try:
-            results = _in_order(threads, partial(_frames_or_error, self), pairs, 2 * num_threads)
+            results = _read_ahead(threads, partial(_frames_or_error, self), pairs, 2 * num_threads)
             for pair, frames in zip(pairs, results, strict=True):
                 if isinstance(frames, Tensor) and frames.shape[1] != (
                     size := size or frames.shape[1]
@@ -120,7 +122,8 @@ class FrameReader:
             threads.shutdown(cancel_futures=True)
 
     @torch.no_grad()
-    def _computed(self, audio: Audio, origin: Origin) -> Tensor:
+    def _compute(self, audio: Audio, origin: Origin) -> Tensor:
+        """Compute the frames of a sound; raise a DataError if it is too short or not finite."""
         settings = self.features.settings
         wave = read_wave(audio, settings.sample_rate, origin, convert=self.convert)
         if len(wave) < settings.window_samples:
@@ -134,27 +137,30 @@ class FrameReader:
         return frames
 
     def _key(self, audio: Audio, origin: Origin) -> str:
+        """Hash the audio's bytes, its offset and duration, and the settings."""
         try:
             content = audio.path.read_bytes()
         except OSError as error:
             raise origin.error(
-                f"{audio.path} cannot be read ({error.strerror}); check it"
+                f"{audio.path} cannot be read ({error.strerror}); check the file"
             ) from None
-        # With the duration, so that a wrong one is found out and not hidden by an earlier reading.
+        # Include the duration, so that a cached file does not hide a wrong one.
         part = (audio.start, audio.duration) + (("converted",) if self.convert else ())
         settings = sorted(asdict(self.features.settings).items())
         what = repr((VERSION, settings, part)).encode()
         return hashlib.sha256(what + hashlib.sha256(content).digest()).hexdigest()
 
 
-def _in_order(
+def _read_ahead(
     threads: ThreadPoolExecutor,
     read: Callable[[Pair], Tensor | DataError],
     pairs: Iterable[Pair],
     ahead: int,
 ) -> Iterator[Tensor | DataError]:
-    """What `read` makes of the pairs, at most `ahead` of them before they are asked for: the frames
-    of a corpus may not fit into memory."""
+    """Yield `read` of each pair, in order, at most `ahead` of them in advance.
+
+    The bound is for memory, which may not hold the frames of a whole corpus.
+    """
     rest = iter(pairs)
     waiting = deque(threads.submit(read, pair) for pair in islice(rest, ahead))
     while waiting:
@@ -164,14 +170,15 @@ def _in_order(
 
 
 def _frames_or_error(reader: FrameReader, pair: Pair) -> Tensor | DataError:
+    """Return the pair's frames, or the DataError instead of raising it."""
     try:
         return reader(pair)
     except DataError as error:
         return error
 
 
-def _load_if_whole(path: Path, size: int) -> Tensor | None:
-    """The frames of a cache file, or None if it is not there or was damaged by other hands."""
+def _load_cached(path: Path, size: int) -> Tensor | None:
+    """Read the frames of a cache file; return None if it is missing or damaged."""
     try:
         return read_features(Frames(path), size)
     except DataError:

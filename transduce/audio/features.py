@@ -1,7 +1,7 @@
-"""From sound to the frames x: the paper's cepstra, or spectrograms, and their normalisation.
+"""Samples -> frames x: cepstra (MFCC) as in the paper, or log mel spectrograms; normalisation.
 
-The conventions are Kaldi's, whose own are HTK's: windows that lie within the sound, the mean of
-each taken out, pre-emphasis within the window, samples on the scale of 16-bit integers.
+The conventions are Kaldi's and HTK's: windows lie within the sound, each loses its mean and is
+pre-emphasised, and samples have the scale of 16-bit integers.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from transduce.data.pairs import DataError
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """What the frames are. The defaults are the paper's, 26 numbers a frame."""
+    """The kind and the parameters of frames. The defaults are the paper's, 26 numbers a frame."""
 
     kind: Literal["cepstra", "log_mel"] = "cepstra"
     sample_rate: int = 16_000  # samples a second
-    window: float = 0.025  # seconds, each under a Hamming window
+    window: float = 0.025  # seconds, weighted by a Hamming window
     shift: float = 0.010  # seconds from one window to the next
     pre_emphasis: float = 0.97
-    num_channels: int = 26  # of the mel filter bank, from 0 to half the sample rate
-    num_cepstra: int = 12  # beside the energy; log_mel has none of either
-    lifter: float = 22.0  # makes the cepstra about equally large; 0 leaves them
-    num_deltas: int = 1  # how many times differences in time are appended
-    delta_reach: int = 2  # frames before and after that a difference looks at
+    num_channels: int = 26  # filters of the mel filter bank, from 0 to half the sample rate
+    num_cepstra: int = 12  # besides the log energy; log_mel has neither
+    lifter: float = 22.0  # scales the cepstra to similar sizes; 0: no scaling
+    num_deltas: int = 1  # orders of time derivatives (deltas) to append
+    delta_reach: int = 2  # frames on either side that a delta uses
 
     def __post_init__(self) -> None:
         if self.kind not in ("cepstra", "log_mel"):
@@ -53,24 +53,26 @@ class FeatureSettings:
                     f"not {getattr(self, name)}"
                 )
         if self.num_deltas < 0:
-            raise ValueError(f"num_deltas must not be negative, as {self.num_deltas} is")
+            raise ValueError(f"num_deltas must be at least 0, not {self.num_deltas}")
 
     @property
     def size(self) -> int:
-        """How many numbers a frame has."""
+        """Return D, the numbers in a frame."""
         static = self.num_channels if self.kind == "log_mel" else self.num_cepstra + 1
         return static * (1 + self.num_deltas)
 
     def as_spectrogram(self) -> FeatureSettings:
-        """A picture of the sound in the same windows, whatever the features are."""
+        """Return settings for a spectrogram of the same windows, to draw the sound."""
         return replace(self, kind="log_mel", num_channels=64, num_deltas=0)
 
     @property
     def window_samples(self) -> int:
+        """Return the samples in a window."""
         return round(self.window * self.sample_rate)
 
     @property
     def shift_samples(self) -> int:
+        """Return the samples from one window to the next."""
         return round(self.shift * self.sample_rate)
 
 
@@ -78,7 +80,7 @@ SPECTROGRAM = FeatureSettings(kind="log_mel", num_channels=40, num_deltas=0)
 
 
 class Features(nn.Module):
-    """Sounds to frames, batched, on the device the module is on."""
+    """A module that computes the frames of a batch of sounds, on its own device."""
 
     hamming: Tensor
     filters: Tensor
@@ -98,15 +100,15 @@ class Features(nn.Module):
             self.register_buffer(name, table.float(), persistent=False)
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
-        """How many windows lie within so many samples."""
+        """Return how many windows fit into `num_samples`."""
         settings = self.settings
         beyond = num_samples - settings.window_samples
         return torch.where(beyond < 0, 0, beyond // settings.shift_samples + 1)
 
     def forward(self, waves: Tensor, num_samples: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Frames [B, T, size] and how many each has [B], from samples in [-1, 1], [B, N].
+        """Compute frames [B, T, size] and their numbers [B] from samples [B, N] in [-1, 1].
 
-        What lies beyond an utterance's num_samples is not looked at; its frames there are zero.
+        Ignore the samples beyond num_samples [B]; set the frames there to zero.
         """
         settings = self.settings
         if waves.ndim != 2:
@@ -131,7 +133,10 @@ class Features(nn.Module):
         return torch.cat(parts, -1).masked_fill(~inside[..., None], 0.0), num_frames
 
     def _static(self, windows: Tensor) -> Tensor:
-        """[B, T, channels], or [B, T, 1 + cepstra] with the energy first, from [B, T, samples]."""
+        """Compute the frames of windows [B, T, window_samples] without deltas.
+
+        They are log mel [B, T, num_channels], or log energy and cepstra [B, T, 1 + num_cepstra].
+        """
         smallest = torch.finfo(windows.dtype).eps
         before = torch.cat([windows[..., :1], windows[..., :-1]], -1)
         emphasised = (windows - self.settings.pre_emphasis * before) * self.hamming
@@ -155,23 +160,24 @@ def _check_num_samples(num_samples: Tensor, B: int, N: int) -> None:
             raise ValueError(f"num_samples[{b}] must be between 0 and {N}, not {count}")
 
 
-def mel(hertz: Tensor) -> Tensor:
+def hertz_to_mel(hertz: Tensor) -> Tensor:
+    """Convert frequencies to the mel scale."""
     return 1127 * (1 + hertz / 700).log()
 
 
 def mel_filters(num_channels: int, fft_size: int, sample_rate: int) -> Tensor:
-    """Triangles that overlap by half and are equally wide in mel, [fft_size / 2 + 1, channels]."""
+    """Return triangular filters [fft_size / 2 + 1, num_channels], equally wide in mel."""
     hertz = torch.arange(fft_size // 2 + 1, dtype=torch.float64) * sample_rate / fft_size
-    top = mel(torch.tensor(sample_rate / 2, dtype=torch.float64))
+    top = hertz_to_mel(torch.tensor(sample_rate / 2, dtype=torch.float64))
     width = top / (num_channels + 1)
     peaks = width * torch.arange(1, num_channels + 1, dtype=torch.float64)
-    return (1 - (mel(hertz)[:, None] - peaks).abs() / width).clamp(min=0)
+    return (1 - (hertz_to_mel(hertz)[:, None] - peaks).abs() / width).clamp(min=0)
 
 
 def deltas(frames: Tensor, num_frames: Tensor, reach: int) -> Tensor:
-    """The slope of each coefficient about each frame, [B, T, D], by least squares.
+    """Return the slope of each coefficient around each frame, [B, T, D], by least squares.
 
-    Before an utterance's first frame and after its last, these are repeated.
+    Repeat an utterance's first and last frame beyond its ends.
     """
     B, T, D = frames.shape
     last = (num_frames - 1).clamp(min=0)[:, None]
@@ -185,7 +191,7 @@ def deltas(frames: Tensor, num_frames: Tensor, reach: int) -> Tensor:
 
 
 def _liftered_cosines(settings: FeatureSettings) -> Tensor:
-    """The cosine transform of log filter outputs to cepstra 1, 2, ..., [channels, cepstra]."""
+    """Return the cosine transform [num_channels, num_cepstra] to cepstra 1, 2, ..., liftered."""
     channels = torch.arange(settings.num_channels, dtype=torch.float64)
     n = torch.arange(1, settings.num_cepstra + 1, dtype=torch.float64)
     angles = math.pi / settings.num_channels * (channels[:, None] + 0.5) * n
@@ -200,29 +206,29 @@ def _liftered_cosines(settings: FeatureSettings) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """The mean and the deviation of each coefficient over the training set, each [D].
+    """The mean and the standard deviation of each coefficient over the training set.
 
-    They belong to the model: what it is given must be normalised as what it learnt from.
+    They are part of a model: its inputs need the same normalisation as its training set.
     """
 
-    mean: Tensor
-    deviation: Tensor
+    mean: Tensor  # [D]
+    deviation: Tensor  # [D]
 
     @classmethod
     def over(cls, sequences: Iterable[Tensor]) -> Statistics:
-        """Of all the frames of the sequences, each [T, D]. A constant's deviation counts as 1."""
+        """Compute them over all frames of the sequences [T, D]; a constant has deviation 1."""
         count, total, squares = 0, torch.zeros(()), torch.zeros(())
         centre = None
         for frames in sequences:
             if centre is None and len(frames):
-                # Sums of squares about any frame are smaller than about zero, and so more exact.
+                # Squares around a frame are smaller than around zero, and their sum more exact.
                 centre = frames[0].double()
             if centre is not None:
                 wide = frames.double() - centre
                 count += len(wide)
                 total, squares = total + wide.sum(0), squares + wide.square().sum(0)
         if centre is None:
-            raise DataError("there are no frames to take statistics of; give a training set")
+            raise DataError("there are no frames to compute statistics of; give a training set")
         shift = total / count
         deviation = (squares / count - shift.square()).clamp(min=0).sqrt()
         constant = deviation <= 1e-6 * (centre + shift).abs()
@@ -230,5 +236,5 @@ class Statistics:
         return cls((centre + shift).float(), deviation.float())
 
     def normalise(self, frames: Tensor) -> Tensor:
-        """Frames [..., D] with mean 0 and deviation 1 over the training set."""
+        """Shift and scale frames [..., D] to mean 0 and deviation 1 over the training set."""
         return (frames - self.mean.to(frames.device)) / self.deviation.to(frames.device)

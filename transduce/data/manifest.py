@@ -1,8 +1,8 @@
-"""Manifests: files that list pairs, one a line.
+"""Manifests: files with one pair a line.
 
-JSONL, for audio and features: `{"audio_filepath": "a.flac", "duration": 2.1, "text": "a cat"}`,
-paths relative to the manifest, any field the target by its name. TSV, for text to text: source,
-tab, target. And plain lines of text, which are targets or sources alone.
+JSONL lists audio or features: `{"audio_filepath": "a.flac", "duration": 2.1, "text": "a cat"}`.
+Paths are relative to the manifest; any field can be the target. TSV lists pairs of texts: source,
+tab, target. A plain text file lists targets alone.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def read_manifest(
     target: str = "text",
     skipped: list[DataError] | None = None,
 ) -> list[Pair]:
-    """The pairs of a JSONL manifest, whose field `target` becomes symbols as `notation` says.
+    """Read the pairs of a JSONL manifest; `notation` splits the text of field `target`.
 
-    A line has `audio_filepath`, perhaps with `duration` and the `offset` at which it starts, in
-    seconds, or `features_filepath`, a .npy file of [T, D]. A target that is a list is taken as the
-    symbols. Without a notation targets are left empty, as when a manifest is to be transcribed.
-    The files must be there; they are not opened yet.
+    A line has `audio_filepath`, optionally with its `duration` and the `offset` of its start in
+    seconds, or `features_filepath`, a .npy file of [T, D]. A target may also be a list of symbols.
+    Without a notation, leave targets empty, as for transcription. Check that the files exist, but
+    do not open them.
     """
     pairs = []
     for origin, line in read_lines(path, skipped):
@@ -54,10 +54,9 @@ def read_tsv(
     target: Notation,
     skipped: list[DataError] | None = None,
 ) -> list[Pair]:
-    """The pairs of a file with a source, a tab and a target on every line.
+    """Read the pairs of a file with a source, a tab and a target on each line.
 
-    More targets may follow, each after a tab; they are the pair's alternatives. A pair is named
-    after its source.
+    Further targets, each after a tab, become the pair's alternatives. A pair's name is its source.
     """
     pairs = []
     for origin, line in read_lines(path, skipped, separator="\t"):
@@ -77,7 +76,7 @@ def read_tsv(
 def read_targets(
     path: str | Path, notation: Notation, skipped: list[DataError] | None = None
 ) -> list[Pair]:
-    """Target sequences without sources, one a line, such as a prediction network learns from."""
+    """Read targets without sources, one a line: the training data of a prediction network."""
     return [
         Pair(str(origin.line), (), notation.symbols(line), origin)
         for origin, line in read_lines(path, skipped)
@@ -89,14 +88,16 @@ def _fields(origin: Origin, line: str) -> dict[str, Any]:
         fields = json.loads(line)
     except json.JSONDecodeError as error:
         raise origin.error(
-            f"this is not JSON ({error.msg} at column {error.colno}); write one object a line"
+            f"the line is not JSON ({error.msg} at column {error.colno}); write one object a line"
         ) from None
     except (ValueError, RecursionError):
         raise origin.error(
-            "a number is too long, or lists too deep, to be read; shorten it, or leave the line out"
+            "a number is too long, or lists are too deep; shorten the line, or leave it out"
         ) from None
     if not isinstance(fields, dict):
-        raise origin.error('this is not a JSON object; write {"audio_filepath": ..., "text": ...}')
+        raise origin.error(
+            'the line is not a JSON object; write {"audio_filepath": ..., "text": ...}'
+        )
     return fields
 
 
@@ -109,7 +110,7 @@ def _source(origin: Origin, fields: dict[str, Any]) -> Audio | Frames:
         )
     if not isinstance(fields[keys[0]], str):
         raise origin.error(f"{keys[0]} is {fields[keys[0]]!r}; it must be a path, in quotes")
-    path = _existing(origin, fields[keys[0]])
+    path = _existing_file(origin, fields[keys[0]])
     if keys == ["features_filepath"]:
         return Frames(path)
     duration, start = (_seconds(origin, fields, key) for key in ("duration", "offset"))
@@ -118,11 +119,11 @@ def _source(origin: Origin, fields: dict[str, Any]) -> Audio | Frames:
     return Audio(path, start, duration)
 
 
-def _existing(origin: Origin, written: str) -> Path:
+def _existing_file(origin: Origin, written: str) -> Path:
     try:
         path = origin.file.parent / Path(written).expanduser()
         exists = path.is_file()
-    except (OSError, RuntimeError) as error:  # a name that is too long, a home that is nobody's
+    except (OSError, RuntimeError) as error:  # a name too long, ~ of an unknown user
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise origin.error(f"{written[:60]!r} cannot be a path ({reason}); correct it") from None
     if not exists:
@@ -143,7 +144,7 @@ def _seconds(origin: Origin, fields: dict[str, Any], key: str) -> float | None:
 def _target(origin: Origin, fields: dict[str, Any], target: str, notation: Notation) -> Symbols:
     if target not in fields:
         raise origin.error(
-            f"there is no field {target!r} for the target; the fields are {', '.join(fields)}"
+            f"there is no field {target!r} for the target; choose from {', '.join(fields)}"
         )
     value = fields[target]
     if isinstance(value, list) and all(isinstance(symbol, str) for symbol in value):
@@ -158,7 +159,7 @@ def _target(origin: Origin, fields: dict[str, Any], target: str, notation: Notat
 
 
 def _name(source: Audio | Frames) -> str:
-    """The file's name, with the offset where files hold many pairs."""
+    """Return the name of the file, with the offset if the pair is a part of it."""
     if isinstance(source, Frames) or source.start is None:
         return source.path.stem
     return f"{source.path.stem}@{source.start:g}"

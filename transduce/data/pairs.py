@@ -1,4 +1,4 @@
-"""A pair of sequences, how text becomes symbols, and what is said of a pair that is no good."""
+"""Pairs of sequences, the split of text into symbols, and errors with file and line."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
 
 class DataError(ValueError):
-    """Something is wrong with the data: one sentence with the file, the line and the remedy."""
+    """An error in the data: a sentence that names the file, the line and the remedy."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a pair was read: what an error says first."""
+    """The file and line that a pair was read from; errors begin with it."""
 
     file: Path
-    line: int | None = None  # counted from 1; None if the pair is the whole file
+    line: int | None = None  # from 1; None if the pair is the whole file
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "file", Path(self.file))  # a string will do
+        object.__setattr__(self, "file", Path(self.file))  # accept a string
 
     def __str__(self) -> str:
         return str(self.file) if self.line is None else f"{self.file}, line {self.line}"
 
     def error(self, problem: str) -> DataError:
-        """The error that names this place, to be raised."""
+        """Return, without raising it, the error of `problem` at this place."""
         return DataError(f"{self}: {problem}")
 
 
@@ -42,8 +42,8 @@ class Audio:
     """A sound file, or a part of one."""
 
     path: Path
-    start: float | None = None  # in seconds; None if the whole file is meant
-    duration: float | None = None  # in seconds, as the corpus gives it
+    start: float | None = None  # seconds; None: the whole file
+    duration: float | None = None  # seconds, as the manifest states it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
@@ -51,7 +51,7 @@ class Audio:
 
 @dataclass(frozen=True)
 class Frames:
-    """A file of feature vectors, [T, D] as NumPy writes it."""
+    """A .npy file of feature vectors [T, D]."""
 
     path: Path
 
@@ -65,19 +65,19 @@ class Pair:
 
     name: str
     source: Symbols | Audio | Frames
-    target: Symbols  # empty if it is not known
+    target: Symbols  # empty if unknown
     origin: Origin
-    alternatives: tuple[Symbols, ...] = ()  # targets as good as the first
+    alternatives: tuple[Symbols, ...] = ()  # other correct targets
 
     @property
     def references(self) -> tuple[Symbols, ...]:
-        """All the targets that are right."""
+        """Return all correct targets."""
         return (self.target, *self.alternatives)
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The three sets of an experiment."""
+    """The training, validation and test sets of an experiment."""
 
     training: tuple[Pair, ...]
     validation: tuple[Pair, ...]
@@ -86,10 +86,10 @@ class Splits:
 
 @dataclass(frozen=True)
 class Notation:
-    """How a line of text becomes symbols. The normal form is to be chosen, not assumed."""
+    """A rule to split a line of text into symbols. `normal_form` has no default on purpose."""
 
     split: Literal["characters", "spaces"]
-    normal_form: NormalForm | None  # None leaves the text as it is written
+    normal_form: NormalForm | None  # of Unicode; None: keep the text as written
 
     def __post_init__(self) -> None:
         if self.split not in ("characters", "spaces"):
@@ -100,6 +100,7 @@ class Notation:
             )
 
     def symbols(self, text: str) -> Symbols:
+        """Normalise and split a line of text."""
         if self.normal_form is not None:
             text = unicodedata.normalize(self.normal_form, text)
         return tuple(text.split() if self.split == "spaces" else text.strip())
@@ -107,7 +108,7 @@ class Notation:
 
 @contextmanager
 def skipping(skipped: list[DataError] | None) -> Iterator[None]:
-    """Lets a DataError through, or, given a list, adds it to the list and goes on."""
+    """Append a DataError raised in the block to `skipped`; if that is None, let it pass."""
     try:
         yield
     except DataError as error:
@@ -117,7 +118,7 @@ def skipping(skipped: list[DataError] | None) -> Iterator[None]:
 
 
 def skipped_report(skipped: Sequence[DataError], num_kept: int, shown: int = 5) -> str:
-    """How many were skipped of how many, and the first few reasons, a line each."""
+    """Return a line with the counts of skipped and all pairs, and the first few errors."""
     lines = [f"skipped {len(skipped)} of {len(skipped) + num_kept}"]
     lines += [f"  {error}" for error in skipped[:shown]]
     if len(skipped) > shown:
@@ -128,27 +129,28 @@ def skipped_report(skipped: Sequence[DataError], num_kept: int, shown: int = 5) 
 def read_lines(
     path: str | Path, skipped: list[DataError] | None = None, separator: str | None = None
 ) -> Iterator[tuple[Origin, str]]:
-    """The lines of a UTF-8 file that are not blank, without their ends, and where each stands.
+    """Yield each line of a UTF-8 file that is not blank, without its line ending, and its origin.
 
-    A line with the separator is not blank, even if there is nothing on either side of it.
+    A line that contains `separator` is not blank, even if it contains nothing else. Raise a
+    DataError if the file is missing or has no lines.
     """
-    path, nothing = Path(path), True
+    path, is_empty = Path(path), True
     if not path.is_file():
         raise Origin(path).error("there is no such file; check the path")
     with path.open("rb") as lines:
         for number, raw in enumerate(lines, start=1):
             text = ""
             with skipping(skipped):
-                text = _decoded(raw, Origin(path, number))
-            nothing = nothing and not raw.strip()
+                text = _decode_line(raw, Origin(path, number))
+            is_empty = is_empty and not raw.strip()
             if text.strip() or (separator and separator in text):
-                nothing = False
+                is_empty = False
                 yield Origin(path, number), text.rstrip("\r\n")
-    if nothing:
-        raise Origin(path).error("there is nothing in it; write a line for each pair")
+    if is_empty:
+        raise Origin(path).error("the file is empty; write a line for each pair")
 
 
-def _decoded(raw: bytes, origin: Origin) -> str:
+def _decode_line(raw: bytes, origin: Origin) -> str:
     try:
         return raw.decode("utf-8-sig" if origin.line == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -158,30 +160,32 @@ def _decoded(raw: bytes, origin: Origin) -> str:
 
 
 def alphabet_of(sequences: Iterable[Symbols]) -> Alphabet:
-    """The symbols that occur in the sequences, sorted."""
+    """Return the sorted symbols of the sequences as an alphabet."""
     return Alphabet(sorted(set().union(*sequences)))
 
 
 def target_alphabet(pairs: Iterable[Pair]) -> Alphabet:
+    """Return the alphabet of all targets, alternatives included."""
     return alphabet_of(target for pair in pairs for target in pair.references)
 
 
 def source_alphabet(pairs: Iterable[Pair]) -> Alphabet:
-    """The symbols of the sources, which must not be audio."""
+    """Return the alphabet of all sources; raise a DataError for audio or features."""
     return alphabet_of(source_symbols(pair) for pair in pairs)
 
 
 def source_symbols(pair: Pair) -> Symbols:
+    """Return the source of a pair of texts; raise a DataError for audio or features."""
     if not isinstance(pair.source, tuple):
         raise pair.origin.error("the source is audio or features, not symbols; give text to read")
     return pair.source
 
 
 def encode(pair: Pair, symbols: Symbols, alphabet: Alphabet) -> list[int]:
-    """The symbols' ids; a DataError names the first symbol that the alphabet lacks."""
+    """Return the ids of the symbols; raise a DataError for the first unknown symbol."""
     try:
         return alphabet.encode(symbols)
     except ValueError as error:
         raise pair.origin.error(
-            f"{error}; correct it, or leave the line out, or train with it"
+            f"{error}; correct the symbol, leave the line out, or train with the symbol"
         ) from None

@@ -33,7 +33,7 @@ from transduce.model.tensors import (
     read_tensors,
     write_tensors,
 )
-from transduce.settings import settings_from
+from transduce.settings import replace_settings
 
 MODEL_FILE, CONFIG_FILE = "model.safetensors", "config.toml"  # in the folder of a run
 Network = Transducer | CTC | NextLabelPredictor | Ensemble
@@ -101,10 +101,10 @@ def load_model(path: Path) -> TrainedModel:
         path = path / MODEL_FILE
     tensors, header = read_tensors(path, "a model")
     try:
-        config = settings_from(NetworkConfig(), header["network"])
+        config = replace_settings(NetworkConfig(), header["network"])
         signature = _signature(header, tensors)
         network = build_network(config, signature.input_size, len(signature.targets))
-        status = settings_from(TrainingStatus(), header["standing"])
+        status = replace_settings(TrainingStatus(), header["standing"])
         load_network_tensors(network, tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0].rstrip(":")
@@ -141,7 +141,7 @@ def _signature(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sign
     if header["source_notation"] is not None:
         optional["source_notation"] = Notation(**header["source_notation"])
     if header["features"] is not None:
-        optional["features"] = settings_from(FeatureSettings(), header["features"])
+        optional["features"] = replace_settings(FeatureSettings(), header["features"])
     if "statistics.mean" in tensors:
         optional["statistics"] = Statistics(
             tensors["statistics.mean"], tensors["statistics.deviation"]

