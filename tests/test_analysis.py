@@ -17,13 +17,13 @@ from transduce.analysis.figures import (
     variables_figure,
 )
 from transduce.analysis.sensitivity import one_hot
-from transduce.architectures import NetworkConfig
+from transduce.architectures import NetworkConfig, Transducer
 from transduce.audio.features import FeatureSettings
 from transduce.data.pairs import Notation
 from transduce.lattice.loss import best_alignment, transducer_loss
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.signature import Signature
-from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
+from transduce.networks import PredictionNetwork, TranscriptionNetwork
 
 INPUTS, LABELS = 3, 4
 TARGET = [2, 4, 4, 1, 3]

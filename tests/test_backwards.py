@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from transduce.model.losses import consistent_losses, sequence_losses
+from transduce.model.recognition import evaluate, recognise, transcript, validation_error
 
 from transduce import Ensemble
 from transduce.alphabet import Alphabet
@@ -16,8 +18,6 @@ from transduce.data.pairs import Notation, Origin, Pair
 from transduce.decoding import Hypothesis
 from transduce.decoding.hypothesis import Timing
 from transduce.model.checkpoint import TrainedModel, load_ensemble, load_model, save_model
-from transduce.model.losses import consistent_losses, sequence_losses
-from transduce.model.recognition import evaluate, recognise, transcript, validation_error
 from transduce.model.signature import Signature
 from transduce.sequences import reverse_padded
 from transduce.training.pretraining import PretrainingError, check_direction
@@ -114,10 +114,10 @@ def test_timings_are_counted_from_the_beginning(learnt):
 
 def test_a_hypothesis_from_the_end():
     timings = (Timing(0, 0, 2, 0.5), Timing(3, 2, 4, 0.9))
-    found = Hypothesis((1, 2), -1.0, -0.5, (0, 3), timings).from_the_end(6)
+    found = Hypothesis((1, 2), -1.0, -0.5, (0, 3), timings).reversed(6)
     assert found.labels == (2, 1) and found.frames == (2, 5)
     assert found.timings == (Timing(2, 1, 3, 0.9), Timing(5, 3, 5, 0.5))
-    assert found.from_the_end(6) == Hypothesis((1, 2), -1.0, -0.5, (0, 3), timings)
+    assert found.reversed(6) == Hypothesis((1, 2), -1.0, -0.5, (0, 3), timings)
 
 
 def test_evaluation_has_nothing_to_know_of_it(learnt):

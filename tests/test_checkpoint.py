@@ -13,20 +13,20 @@ from safetensors.torch import save_file
 
 from transduce import Ensemble
 from transduce.alphabet import Alphabet
-from transduce.architectures import NetworkConfig, build_network
+from transduce.architectures import NetworkConfig, Transducer, build_network
 from transduce.audio.features import SPECTROGRAM, Statistics
 from transduce.data.pairs import Notation
 from transduce.model import checkpoint
 from transduce.model.checkpoint import (
     CheckpointError,
-    Standing,
     TrainedModel,
+    TrainingStatus,
     load_ensemble,
     load_model,
     save_model,
 )
 from transduce.model.signature import Signature
-from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
+from transduce.networks import PredictionNetwork, TranscriptionNetwork
 
 TEXT = Signature(
     Alphabet(["AH", "ü"]), Notation("spaces", None), Alphabet("ab"), Notation("characters", "NFKD")
@@ -43,7 +43,7 @@ TARGETS = Signature(Alphabet("xyz"), Notation("characters", None))
 def model_of(kind="transducer", signature=TEXT, **sizes):
     config = NetworkConfig(kind, **({"hidden_size": 5, "prediction_size": 4} | sizes))
     network = build_network(config, signature.input_size, len(signature.targets))
-    return TrainedModel(network, config, signature, Standing(3, 70, 1.25, 0.5))
+    return TrainedModel(network, config, signature, TrainingStatus(3, 70, 1.25, 0.5))
 
 
 @pytest.mark.parametrize("signature", [TEXT, SOUND], ids=["text", "sound"])
@@ -54,7 +54,7 @@ def test_a_model_comes_back_as_it_was(tmp_path, kind, signature):
     model = model_of(kind, TARGETS if kind == "prediction" else signature, **sizes)
     save_model(model, tmp_path)
     found = load_model(tmp_path)
-    assert (found.config, found.standing) == (model.config, model.standing)
+    assert (found.config, found.status) == (model.config, model.status)
     for name in ("targets", "sources"):
         ours, theirs = getattr(model.signature, name), getattr(found.signature, name)
         assert getattr(theirs, "symbols", None) == getattr(ours, "symbols", None)
@@ -86,22 +86,22 @@ def test_the_networks_are_those_of_the_paper():
 
 
 def test_text_becomes_ids_and_unseen_symbols_null():
-    assert TEXT.input_of("abz").tolist() == [1, 2, 0]
-    assert TEXT.input_of("\N{FULLWIDTH LATIN SMALL LETTER A}b").tolist() == [1, 2]  # NFKD
+    assert TEXT.example("abz").tolist() == [1, 2, 0]
+    assert TEXT.example("\N{FULLWIDTH LATIN SMALL LETTER A}b").tolist() == [1, 2]  # NFKD
     assert TEXT.text([1, 2, 1]) == "AH ü AH"
     assert TARGETS.text([1, 2, 1]) == "xyx"
 
 
 def test_sound_becomes_normalised_frames():
     wave = torch.randn(1600)
-    frames = SOUND.input_of(wave)
+    frames = SOUND.example(wave)
     assert frames.shape == (8, 40)
     raw = frames * 2 + torch.arange(40.0)
-    torch.testing.assert_close(SOUND.input_of(raw), frames, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(SOUND.example(raw), frames, rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="39 numbers a frame where the model was trained on 40"):
-        SOUND.input_of(raw[:, :39])
+        SOUND.example(raw[:, :39])
     with pytest.raises(ValueError, match="the model reads text"):
-        TEXT.input_of(wave)
+        TEXT.example(wave)
 
 
 def broken(tmp_path, kind):

@@ -40,7 +40,7 @@ def test_frames_are_normalised_by_the_training_set(tmp_path):
     assert corpus.signature.input_size == 3
     assert [example.num_frames for example in corpus.validation] == [4, 5]
     with pytest.raises(DataError, match="not sound"):
-        corpus.signature.input_of(torch.zeros(1600))
+        corpus.signature.example(torch.zeros(1600))
 
 
 def test_a_prediction_network_needs_no_frames(tmp_path):

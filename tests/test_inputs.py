@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from transduce.alphabet import Alphabet
-from transduce.architectures import NetworkConfig
+from transduce.architectures import NetworkConfig, Transducer
 from transduce.audio.features import Features, FeatureSettings, Statistics
 from transduce.audio.sound import read_wave
 from transduce.cli import app
@@ -15,7 +15,6 @@ from transduce.data.pairs import DataError, Notation
 from transduce.model.checkpoint import TrainedModel, save_model
 from transduce.model.inputs import read_input, read_inputs, read_spectrogram
 from transduce.model.signature import Signature
-from transduce.networks import Transducer
 
 TARGETS = Alphabet(["AH", "B", "K"])
 PHONES = Notation("spaces", None)

@@ -16,12 +16,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from toys import toy_recipe
+from transduce.model.losses import consistent_losses, sequence_losses
 
 from transduce import greedy_search
 from transduce.architectures import build_network
 from transduce.data.batches import Batch, Batches
 from transduce.model.checkpoint import load_model
-from transduce.model.losses import consistent_losses, sequence_losses
 from transduce.training import fit as training
 from transduce.training.corpus import read_corpus
 from transduce.training.fit import NonFiniteLoss, TrainingError, fit, learning_rate
@@ -105,16 +105,16 @@ def test_each_network_learns(tmp_path, kind):
     recipe = toy_recipe(tmp_path, kind, **warm)
     model = run(recipe, tmp_path / "run")
     metrics = metrics_of(tmp_path / "run")
-    assert model.standing.bits_per_label == min(m["bits_per_label"] for m in metrics)
+    assert model.status.bits_per_label == min(m["bits_per_label"] for m in metrics)
     # A word's first letter is one of four, 2 bits; each of the others one of two, 1 bit.
     limit = {"transducer": 0.6, "ctc": 0.3, "prediction": 1.4}[kind]
-    assert model.standing.bits_per_label < limit
+    assert model.status.bits_per_label < limit
     if kind == "prediction":
-        assert 0.4 < model.standing.error_rate < 0.7
+        assert 0.4 < model.status.error_rate < 0.7
         assert metrics[0]["error_rate"] is not None
     if kind == "transducer":
         found = greedy_search(
-            model.network, model.signature.input_of("abcd")[None], torch.tensor([4])
+            model.network, model.signature.example("abcd")[None], torch.tensor([4])
         )
         assert model.signature.text(found[0].labels) == "ABCD"
 
@@ -133,7 +133,7 @@ def test_networks_that_are_to_agree_with_themselves_do(tmp_path, kind):
         with torch.no_grad():
             losses, differences = consistent_losses(model.network, model.config, views)
         apart.append(float(differences.sum() / losses.sum()))
-        assert model.standing.bits_per_label < 2.0
+        assert model.status.bits_per_label < 2.0
     assert apart[1] < 0.7 * apart[0]
 
 
@@ -151,7 +151,7 @@ def test_the_run_folder_has_all_that_is_needed(tmp_path):
     assert read_recipe(tmp_path / "run" / "config.toml") == recipe
     metrics = metrics_of(tmp_path / "run")
     assert [m["epoch"] for m in metrics] == [1, 2, 3]
-    best = load_model(tmp_path / "run").standing
+    best = load_model(tmp_path / "run").status
     assert metrics[best.epoch - 1]["bits_per_label"] == best.bits_per_label
 
 
@@ -234,7 +234,7 @@ def test_a_finished_run_stays_finished_and_is_not_written_over(tmp_path):
     recipe = toy_recipe(tmp_path, max_epochs=1)
     run(recipe, tmp_path / "run")
     before = (tmp_path / "run" / "last.safetensors").read_bytes()
-    assert run(recipe, tmp_path / "run", resume=True).standing.epoch == 1
+    assert run(recipe, tmp_path / "run", resume=True).status.epoch == 1
     assert (tmp_path / "run" / "last.safetensors").read_bytes() == before
     with pytest.raises(TrainingError, match="has a run in it; resume it"):
         run(recipe, tmp_path / "run")
@@ -288,7 +288,7 @@ def test_the_run_stops_when_patience_is_out_and_keeps_the_best(tmp_path):
     recipe = toy_recipe(tmp_path, max_epochs=9, patience=2, stop_at="error_rate")
     model = run(recipe, tmp_path / "run", validate=validate)
     assert len(asked) == 4 and set(asked) == {(False, 20)}
-    assert (model.standing.epoch, model.standing.error_rate) == (2, 0.3)
+    assert (model.status.epoch, model.status.error_rate) == (2, 0.3)
     with pytest.raises(TrainingError, match="stop_at is error_rate"):
         run(recipe, tmp_path / "other")
 
@@ -306,14 +306,14 @@ def test_what_is_validated_and_kept_are_the_averages(tmp_path):
     recipe = toy_recipe(tmp_path, max_epochs=2, averaging=0.9)
     model = run(recipe, tmp_path / "run")
     last = weights_of(tmp_path / "run")
-    assert model.standing.epoch == 2
+    assert model.status.epoch == 2
     for i, weights in enumerate(model.network.parameters()):
         assert torch.equal(weights, last[f"average.{i}"])
     plain = run(replace(recipe, train=replace(recipe.train, averaging=0.0)), tmp_path / "plain")
     other = weights_of(tmp_path / "plain")
     names = [name for name in last if name.startswith("network.")]
     assert all(torch.equal(last[name], other[name]) for name in names)  # the steps are the same
-    assert model.standing.bits_per_label != plain.standing.bits_per_label
+    assert model.status.bits_per_label != plain.status.bits_per_label
 
 
 def test_pretrained_networks_are_begun_with(tmp_path):
@@ -445,5 +445,5 @@ def test_mixed_precision_learns(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = run(recipe, tmp_path / "run")
-    assert model.standing.bits_per_label < 2.5
+    assert model.status.bits_per_label < 2.5
     assert all(weights.dtype == torch.float32 for weights in model.network.parameters())

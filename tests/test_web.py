@@ -18,6 +18,7 @@ import soundfile
 import torch
 from explored import RATE, sound, sound_model, sound_pairs, text_model, text_pairs, wav_bytes
 from fastapi.testclient import TestClient
+from transduce.model.recognition import recognise
 
 from transduce import cli
 from transduce.analysis import sensitivity, view_lattice
@@ -25,7 +26,6 @@ from transduce.architectures import NetworkConfig, build_network
 from transduce.data.pairs import Frames, Origin, Pair
 from transduce.decoding import beam_search_steps
 from transduce.model.checkpoint import TrainedModel, save_model
-from transduce.model.recognition import recognise
 from transduce.web import explorer as exploring
 from transduce.web import sounds
 from transduce.web.explorer import Explorer
@@ -117,7 +117,7 @@ def test_a_lattice_travels_as_it_was_computed(text):
     client = client_of(text)
     query = {"input": opened(client)["input"], "target": ["C", "DD"]}
     header, arrays = unpack(client.post("/api/lattice", json=query).content)
-    frames = text.model.signature.input_of("cab")
+    frames = text.model.signature.example("cab")
     view = view_lattice(text.model, frames, [3, 4])
     for name in ("transcription", "prediction", "log_alpha", "log_beta", "log_product"):
         expected = getattr(view, name).numpy().astype(np.float32)
@@ -148,7 +148,7 @@ def test_the_search_is_answered_step_by_step(text):
     client = client_of(text)
     query = {"input": opened(client)["input"], "beam_width": 3}
     answer = client.post("/api/search", json=query).json()
-    frames = text.model.signature.input_of("cab")
+    frames = text.model.signature.example("cab")
     steps = beam_search_steps(text.model.network, frames, 3)
     assert len(answer["steps"]) == len(steps) == 4
     for found, expected in zip(answer["steps"], steps, strict=True):
@@ -167,7 +167,7 @@ def test_a_sound_is_decoded_shown_and_played_from_memory(heard):
     assert rate == RATE and np.abs(samples - sound()[:, 0]).max() < 1e-4
     query = {"input": answer["input"], "target": ["A"]}
     header, arrays = unpack(client.post("/api/lattice", json=query).content)
-    frames = heard.model.signature.input_of(torch.from_numpy(sound()[:, 0]))
+    frames = heard.model.signature.example(torch.from_numpy(sound()[:, 0]))
     view = view_lattice(heard.model, frames, [1])
     assert np.allclose(arrays["log_alpha"], view.log_alpha, atol=1e-5)
     assert len(arrays["picture"]) == len(frames) == 58 and len(arrays["transcription"]) == 29

@@ -12,7 +12,8 @@ from transduce.analysis import view_lattice
 from transduce.data.dictionaries import merge_by_source
 from transduce.data.pairs import Pair
 from transduce.model.checkpoint import TrainedModel, load_model
-from transduce.model.recognition import evaluate, recognise, validation_error
+from transduce.model.evaluate import GREEDY, evaluate, validation_error
+from transduce.model.model import search_examples
 from transduce.tables import results_table
 from transduce.training.corpus import read_splits
 from transduce.training.fit import fit
@@ -59,7 +60,7 @@ def pronunciations(model: TrainedModel, pairs: list[Pair]) -> Table:
     """Words that were held out, as the transducer says them."""
     examples = model.signature.examples(pairs, with_labels=False)
     table = Table("held-out word", "transduced", "in the dictionary", "")
-    for example, [best, *_] in zip(examples, recognise(model, examples), strict=True):
+    for example, [best, *_] in zip(examples, search_examples(model, examples, GREEDY), strict=True):
         output = tuple(model.signature.targets.decode(best.labels))
         known = [" ".join(reference) for reference in example.pair.references]
         right = output in example.pair.references
@@ -71,6 +72,6 @@ def draw(model: TrainedModel, pair: Pair, figure: Path) -> None:
     """The output lattice of a word and its pronunciation."""
     from transduce.analysis.figures import lattice_figure, save_figure
 
-    [example] = model.signature.examples([pair])
+    example = model.signature.example(pair, with_labels=True)
     view = view_lattice(model, example.frames, example.labels)
     save_figure(lattice_figure(model, view), figure)

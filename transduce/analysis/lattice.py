@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL
+from transduce.architectures import Transducer
 from transduce.decoding import Timing, label_timings
+from transduce.decoding.ensemble import Ensemble
 from transduce.lattice.loss import (
     backward_variables,
     best_alignment,
@@ -20,7 +22,6 @@ from transduce.lattice.loss import (
     log_occupancy,
 )
 from transduce.model.checkpoint import TrainedModel
-from transduce.networks import Transducer
 
 Node = tuple[int, int]  # t, from 0, and u
 
@@ -70,7 +71,7 @@ class LatticeView:
 
 def view_lattice(
     model: TrainedModel,
-    frames: Tensor,  # [num_frames, D], or ids [num_frames], as `Signature.input_of` returns them
+    frames: Tensor,  # [num_frames, D], or ids [num_frames], as an `Example` has them
     labels: Tensor | Sequence[int],  # [U]
 ) -> LatticeView:
     """The output lattice that a transducer spans over an input and a target (Eqs. 12-19)."""
@@ -103,13 +104,12 @@ def view_lattice(
 
 
 def transducer_of(model: TrainedModel) -> Transducer:
-    """The model's network; ValueError unless it is a transducer, which alone has a lattice."""
+    """Return the model's network; raise ValueError unless it is a transducer with a lattice."""
     network = model.network.eval()
     if not isinstance(network, Transducer):
-        names = {"ctc": "a CTC network", "prediction": "a prediction network"}
-        name = names.get(model.config.network, "an ensemble")
-        raise ValueError(f"{name} alone has no output lattice to look at; give a transducer")
-    if model.config.backwards:
+        kind = "an ensemble" if isinstance(network, Ensemble) else f"a {network.kind} network"
+        raise ValueError(f"{kind} alone has no output lattice to look at; give a transducer")
+    if network.backwards:
         raise ValueError(
             "a transducer that goes backwards has its output lattice from the end, which is not "
             "shown; give one that goes forwards"

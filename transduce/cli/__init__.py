@@ -1,12 +1,14 @@
-"""The command line: one plain function a command."""
+"""The command line: each command is a function."""
 
 from collections.abc import Callable
 
 import cyclopts
 
 import transduce
-from transduce.cli.plot import explore, plot
-from transduce.cli.train import demo, evaluate, table, train
+from transduce.cli.evaluate import evaluate
+from transduce.cli.explore import explore
+from transduce.cli.plot import plot
+from transduce.cli.train import demo, table, train
 from transduce.cli.transcribe import phonemize, recognize, transcribe
 
 __all__ = [

@@ -1,20 +1,21 @@
-"""A transducer is looked at: why it emits what it emits, and when."""
+"""The command that draws the paper's figures."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from transduce.analysis import LatticeView, Node, transducer_of, view_lattice
-from transduce.cli.runs import load_runs, own_pairs, test_pairs
-from transduce.cli.terminal import sentences
+from transduce.cli.runs import load_runs
+from transduce.cli.terminal import user_errors
 from transduce.data.batches import Example
-from transduce.model.checkpoint import TrainedModel
+from transduce.decoding.options import SearchOptions
 from transduce.model.inputs import read_input, read_spectrogram
-from transduce.model.recognition import recognise
+from transduce.model.model import Model, search_examples
+
+SEARCH = SearchOptions(beam_width=10, with_timings=False)  # where no target is given
 
 
 def plot(
@@ -34,24 +35,23 @@ def plot(
     Parameters
     ----------
     figure
-        The output lattice with its best alignment, for what is short (Figure 1); the forward and
-        backward variables and their product (Figure 2); or a node's outputs and what they are
-        sensitive to (Figure 3).
+        The output lattice with its best alignment, for short inputs (Figure 1); the forward and
+        backward variables and their product (Figure 2); or a node's outputs and the derivatives
+        of one of them (Figure 3).
     run
         The folder of a run, its model.safetensors, or the name of a model that ships.
     source
         A line of text, or a sound file or .npy file of frames, whichever the network takes.
     target
-        The output sequence; the one that the network finds if it is not given.
+        The output sequence; by default the one that the network finds.
     at
-        The node t,u of Figure 3, counted from 0; where the middle label is emitted if it is not
-        given.
+        The node t,u of Figure 3, counted from 0; by default where the middle label is emitted.
     output
-        The file to write, png, svg or pdf; FIGURE.png if it is not given.
+        The file to write, png, svg or pdf; by default FIGURE.png.
     """
     from transduce.analysis import figures
 
-    with sentences():
+    with user_errors():
         if at is not None and figure != "sensitivity":
             raise ValueError(f"--at is of the figure sensitivity; {figure} has no crosshair")
         path = output or Path(f"{figure}.png")
@@ -61,7 +61,7 @@ def plot(
         if figure == "lattice":
             drawn = figures.lattice_figure(model, view)
         elif figure == "variables":
-            spectrogram = read_spectrogram(model, example.pair)
+            spectrogram = read_spectrogram(model.signature, example.pair)
             drawn = figures.variables_figure(model, view, spectrogram)
         else:
             drawn = figures.sensitivity_figure(model, view, *_node(view, at))
@@ -69,59 +69,14 @@ def plot(
         print(path)
 
 
-def explore(
-    run: Path,
-    /,
-    *,
-    data: Path | None = None,
-    target: str = "text",
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    open_page: Annotated[bool, Parameter(name="--open")] = False,
-) -> None:
-    """Look at a transducer in the browser: lattices, sensitivities, the search frame by frame.
-
-    Example: transduce explore runs/demo/transducer --open
-
-    It wants a web server: pip install "transduce[web]".
-
-    Parameters
-    ----------
-    run
-        The folder of a transducer's run, its model.safetensors, or the name of a model that ships.
-    data
-        Examples to pick from: a manifest (.jsonl) or lines of source TAB target (.tsv); the run's
-        own test set, or else its validation set, if it is not given.
-    target
-        Which field of the manifest is the target.
-    host
-        The address to listen at; by default only this machine can ask.
-    port
-        The port to listen at; 0 takes any that is free.
-    open_page
-        Open the page in the browser.
-    """
-    for package in ("fastapi", "uvicorn"):
-        if find_spec(package) is None:
-            raise SystemExit(
-                f'transduce: explore needs {package}; install it with pip install "transduce[web]"'
-            )
-    from transduce.web.explorer import Explorer
-    from transduce.web.server import serve
-
-    with sentences():
-        model = load_runs([run], "cpu")
-        pairs = own_pairs(run) if data is None else test_pairs([run], model, data, target, None)
-        serve(Explorer(model, pairs, str(run)), host, port, open_page)
-
-
-def _view(model: TrainedModel, source: str, target: str | None) -> tuple[Example, LatticeView]:
-    """The input, and its output lattice with the target, or else with what the network finds."""
+def _view(model: Model, source: str, target: str | None) -> tuple[Example, LatticeView]:
+    """Return the input, and its lattice with the target or with the output that is found."""
     transducer_of(model)
-    example = read_input(model, source, target)
-    labels = example.labels.tolist()
-    if target is None:
-        [[best, *_]] = recognise(model, [example], beam_width=10)
+    example = model.signature.example(read_input(model.signature, source), unknown="refuse")
+    if target is not None:
+        labels = model.signature.labels_of(target).tolist()
+    else:
+        [[best, *_]] = search_examples(model, [example], SEARCH)
         labels = list(best.labels)
         if not labels:
             raise ValueError(f"the network outputs nothing for {source}; give a --target")
@@ -129,7 +84,7 @@ def _view(model: TrainedModel, source: str, target: str | None) -> tuple[Example
 
 
 def _node(view: LatticeView, at: str | None) -> Node:
-    """The node that --at names, or the one at which the middle label is emitted."""
+    """Return the node that --at names, or the one at which the middle label is emitted."""
     if at is None:
         u = view.num_labels // 2
         return view.timings[u].frame, u

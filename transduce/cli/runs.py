@@ -1,4 +1,4 @@
-"""Runs as commands name them: which paths are runs, their models, their data."""
+"""Paths on the command line: which are runs, their models, and their data."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Literal
 
 import torch
 
-from transduce.data.manifest import read_manifest, read_tsv
+from transduce.data.manifest import read_manifest, read_targets, read_tsv
 from transduce.data.pairs import DataError, Pair
-from transduce.model.checkpoint import CONFIG_FILE, MODEL_FILE, TrainedModel, load_ensemble
-from transduce.model.model import model_path
+from transduce.model.checkpoint import CONFIG_FILE, MODEL_FILE
+from transduce.model.model import Model, load, model_path
+from transduce.model.signature import Signature
 from transduce.settings import RecipeError
 from transduce.training.corpus import DataConfig, read_splits
 from transduce.training.recipe import read_recipe
@@ -22,7 +23,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def runs_and_files(run: Path, paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The runs, of which `run` is the first, and what is not a run: folders and models are."""
+    """Split paths into runs, `run` being the first, and files; folders and models are runs."""
     runs, files = [run], list[Path]()
     for path in paths:
         if path.is_dir() and not (path / MODEL_FILE).is_file():
@@ -31,55 +32,55 @@ def runs_and_files(run: Path, paths: Sequence[Path]) -> tuple[list[Path], list[P
     return runs, files
 
 
-def load_runs(runs: Sequence[Path], device: Device) -> TrainedModel:
-    """The model of a run or of a name, or the ensemble of several, where it is to compute."""
-    model = load_ensemble([model_path(run) for run in runs])
+def load_runs(runs: Sequence[Path], device: Device) -> Model:
+    """Load the model of a run or of a name, or the ensemble of several, onto a device."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.network.to(device)
-    return model
+    return load(*runs).to(device)
 
 
 def test_pairs(
     runs: Sequence[Path],
-    model: TrainedModel,
+    model: Model,
     data: Path | None,
     target: str,
     skipped: list[DataError] | None,
 ) -> Sequence[Pair]:
-    """The pairs of a file, or else of the test set that the run's recipe names."""
-    signature = model.signature
-    if data is None:
-        found = [_data_of(run) for run in runs]
-        first = found[0]
-        for run, data_of_run in zip(runs, found, strict=True):
-            if first is None or data_of_run is None:
-                raise ValueError(f"{run} comes without data; give a file to evaluate on")
-            # What one has not seen may be what another was trained on.
-            if replace(data_of_run, cache=first.cache) != first:
-                raise ValueError(
-                    f"{run} has another [data] than {runs[0]}; give a file to evaluate on"
-                )
-        assert first is not None
-        pairs: Sequence[Pair] = read_splits(first, skipped).test
-        if not pairs:
+    """Read the pairs of a file; without one, of the test set that the run's recipe names."""
+    if data is not None:
+        if data.suffix != ".jsonl" and model.signature.source_notation is None:
             raise ValueError(
-                f"the recipe of {runs[0]} names no test set; give a file to evaluate on"
+                f"{data} must be a manifest (.jsonl), because {runs[0]} takes sound or frames"
             )
-    elif data.suffix == ".jsonl":
-        pairs = read_manifest(data, signature.target_notation, target, skipped)
-    elif signature.source_notation is None:
-        raise ValueError(
-            f"{data} must be a manifest (.jsonl), because {runs[0]} takes sound or frames"
-        )
-    else:
-        notations = signature.source_notation, signature.target_notation
-        pairs = read_tsv(data, *notations, skipped)
+        return read_pairs(data, model.signature, target, skipped)
+    found = [_data_of(run) for run in runs]
+    first = found[0]
+    for run, data_of_run in zip(runs, found, strict=True):
+        if first is None or data_of_run is None:
+            raise ValueError(f"{run} comes without data; give a file to evaluate on")
+        # One run's test set may be another's training set.
+        if replace(data_of_run, cache=first.cache) != first:
+            raise ValueError(f"{run} has another [data] than {runs[0]}; give a file to evaluate on")
+    assert first is not None
+    pairs = read_splits(first, skipped).test
+    if not pairs:
+        raise ValueError(f"the recipe of {runs[0]} names no test set; give a file to evaluate on")
     return pairs
 
 
+def read_pairs(
+    file: Path, signature: Signature, target: str, skipped: list[DataError] | None = None
+) -> list[Pair]:
+    """Read a manifest (.jsonl), source TAB target, or, of a model of sound, lines of targets."""
+    if file.suffix == ".jsonl":
+        return read_manifest(file, signature.target_notation, target, skipped)
+    if signature.source_notation is None:
+        return read_targets(file, signature.target_notation, skipped)
+    return read_tsv(file, signature.source_notation, signature.target_notation, skipped)
+
+
 def own_pairs(run: Path) -> Sequence[Pair]:
-    """A run's test set, or else its validation set; none, saying so, where its data is not here."""
+    """Read a run's test set, or else its validation set; if neither is here, say so."""
     try:
         data = _data_of(run)
         splits = None if data is None else read_splits(data, [])
@@ -90,7 +91,7 @@ def own_pairs(run: Path) -> Sequence[Pair]:
 
 
 def _data_of(run: Path) -> DataConfig | None:
-    """What a run was trained on; None of a model that is here without its run."""
+    """Return the data settings of a run; None if the model is here without its run."""
     path = model_path(run)
     config = (path if path.is_dir() else path.parent) / CONFIG_FILE
     return read_recipe(config).data if config.is_file() else None

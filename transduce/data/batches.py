@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from transduce.alphabet import Alphabet
-from transduce.data.pairs import DataError, Pair, encode, skipping, source_symbols
+from transduce.data.pairs import Pair
 from transduce.sequences import reverse_padded
 
 
@@ -83,65 +82,6 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.pairs)
-
-
-def text_examples(
-    pairs: Iterable[Pair],
-    sources: Alphabet,
-    targets: Alphabet | None,
-    *,
-    unseen_as_null: bool = False,
-    skipped: list[DataError] | None = None,
-) -> list[Example]:
-    """Encode pairs of texts as ids; respell source symbols that the alphabet has in another case.
-
-    Raise a DataError for an unknown symbol, or append it to `skipped` and leave the pair out. With
-    `unseen_as_null`, encode an unknown source symbol as null, a vector of zeros, instead: a model
-    should answer every item of a test set. Without target alphabet, leave the labels empty.
-    """
-    examples = []
-    for pair in pairs:
-        with skipping(skipped):
-            symbols = source_symbols(pair)
-            if unseen_as_null:
-                ids = sources.encode_or_null(symbols)
-            else:
-                ids = encode(pair, tuple(sources.respell(symbols)), sources)
-            if not ids:
-                raise pair.origin.error("the source is empty; write one, or leave the line out")
-            examples.append(Example(pair, torch.tensor(ids), _labels(pair, targets)))
-    return examples
-
-
-def frame_examples(
-    read: Iterable[tuple[Pair, Tensor]],
-    targets: Alphabet | None,
-    normalise: Callable[[Tensor], Tensor],
-    skipped: list[DataError] | None = None,
-) -> list[Example]:
-    """Normalise the frames that `FrameReader.read_all` yields with each pair; encode its target."""
-    examples = []
-    for pair, frames in read:
-        with skipping(skipped):
-            examples.append(Example(pair, normalise(frames), _labels(pair, targets)))
-    return examples
-
-
-def target_examples(
-    pairs: Iterable[Pair], targets: Alphabet, skipped: list[DataError] | None = None
-) -> list[Example]:
-    """Encode the targets alone, without frames: the training data of a prediction network."""
-    examples = []
-    for pair in pairs:
-        with skipping(skipped):
-            no_frames = torch.empty(0, dtype=torch.int64)
-            examples.append(Example(pair, no_frames, _labels(pair, targets)))
-    return examples
-
-
-def _labels(pair: Pair, targets: Alphabet | None) -> Tensor:
-    ids = [] if targets is None else encode(pair, pair.target, targets)
-    return torch.tensor(ids, dtype=torch.int64)
 
 
 LENGTH_JITTER = 0.5  # largest random stretch of a length: more mixes lengths, and pads more

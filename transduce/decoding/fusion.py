@@ -24,7 +24,7 @@ class LanguageModel(Protocol):
     def advance(self, state: Any, label: int) -> Any:
         """Return the state after one more label."""
 
-    def log_probs(self, state: Any) -> Sequence[float]:
+    def log_probs(self, state: Any) -> Sequence[float] | np.ndarray:
         """Return ln Pr(k|y) of every label; that of label k is at k-1."""
 
 

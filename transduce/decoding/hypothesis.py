@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -69,7 +69,7 @@ class Greedy(NamedTuple):
     num_bounded: int  # frames in which `max_labels_per_frame` was met
 
 
-def path_labels(node: int, parent: Sequence[int], label: Sequence[int]) -> Labels:
+def path_labels(node: int, parent: np.ndarray | Tensor, label: np.ndarray | Tensor) -> Labels:
     """Return the labels on the path from a trie's root, node 0, to `node`."""
     reversed_labels = []
     while node > 0:

@@ -157,7 +157,7 @@ class Trie:
 
     def labels(self, node: int) -> Labels:
         """Return the labels of a prefix."""
-        return path_labels(node, self.parent, self.label)  # type: ignore[arg-type]
+        return path_labels(node, self.parent, self.label)
 
     def largest_prediction(self) -> float:
         """Return the largest number in g: NaN if there is a NaN."""

@@ -34,6 +34,10 @@ Source = str | Path | Symbols | Audio | Frames | Tensor | np.ndarray | Pair | Ex
 Unknown = Literal["refuse", "null"]
 
 
+class EmptyInput(DataError):
+    """A text without symbols."""
+
+
 @dataclass(frozen=True, eq=False)
 class Signature:
     """What a network's inputs and outputs stand for: its weights mean nothing without it.
@@ -142,7 +146,7 @@ class Signature:
             else:
                 raise DataError(f"the model reads text, not {type(source).__name__}; give it text")
             if not inside:
-                raise DataError(f"{name!r} has nothing to read; give a word")
+                raise EmptyInput(f"{name or ''!r} has nothing to read; give a word")
         elif isinstance(source, str | Path):
             path = Path(source)
             inside = Frames(path) if path.suffix == ".npy" else Audio(path)

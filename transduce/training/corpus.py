@@ -10,7 +10,7 @@ from typing import Literal
 
 from transduce.audio.cache import FrameReader
 from transduce.audio.features import FeatureSettings, Statistics
-from transduce.data.batches import Example, frame_examples
+from transduce.data.batches import Example
 from transduce.data.dictionaries import (
     LETTERS,
     PHONES,
@@ -116,7 +116,10 @@ def read_corpus(data: DataConfig, *, targets_only: bool = False) -> Corpus:
             features=data.features if heard else None,
             statistics=statistics,
         )
-        training = frame_examples(read, targets, statistics.normalise, skipped)
+        training = []
+        for pair, frames in read:
+            with skipping(skipped):
+                training.append(signature.example(pair, with_labels=True, frames=frames))
     validation = signature.examples(splits.validation, cache=data.cache, skipped=skipped)
     for name, examples in (("training", training), ("validation", validation)):
         if not examples:

@@ -10,8 +10,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +21,7 @@ from lightning_fabric import Fabric
 from rich.console import Console
 from torch import Tensor, nn
 
-from transduce.architectures import Network, build_network
+from transduce.architectures import CTC, NextLabelPredictor, Transducer, build_network
 from transduce.data.batches import Batch, Batches, Example, NetworkSizes, predicted_bytes
 from transduce.data.pairs import skipped_report
 from transduce.evaluation import bits_per_label, misclassified
@@ -31,16 +30,14 @@ from transduce.lstm.layer import INITIAL_RANGE
 from transduce.model.checkpoint import (
     CONFIG_FILE,
     MODEL_FILE,
-    Standing,
     TrainedModel,
+    TrainingStatus,
     load_model,
     load_network_tensors,
     network_tensors,
-    read_tensors,
     save_model,
-    write_tensors,
 )
-from transduce.model.losses import consistent_losses, ctc_can_align, sequence_losses
+from transduce.model.tensors import read_tensors, write_tensors
 from transduce.settings import flat_settings, replace_settings
 from transduce.training.corpus import Corpus, read_corpus
 from transduce.training.pretraining import (
@@ -104,8 +101,8 @@ def fit(
     hold one. `validate` may be left out if the log-loss decides when to stop. A prediction network
     needs none: its error rate is that of the next label.
     """
-    config, kind = recipe.train, recipe.network.network
-    if config.stop_at == "error_rate" and validate is None and kind != "prediction":
+    config, reads_input = recipe.train, recipe.network.network != "prediction"
+    if config.stop_at == "error_rate" and validate is None and reads_input:
         raise TrainingError("train.stop_at is error_rate, but there is no `validate` to ask")
     if config.consistency and not (recipe.network.dropout or config.spec_augment.num_masks):
         raise TrainingError(
@@ -125,11 +122,12 @@ def fit(
     if progress is None or not fabric.is_global_zero:
         progress = Progress(Console(quiet=not fabric.is_global_zero))
     if corpus is None:
-        corpus = read_corpus(recipe.data, targets_only=kind == "prediction")
+        corpus = read_corpus(recipe.data, targets_only=not reads_input)
         if corpus.skipped:
             progress.say(skipped_report(corpus.skipped, len(corpus.training)))
     run = _Run(recipe, run_folder, corpus, fabric, validate, progress)
-    with progress, _products_in(config.precision):
+    _check_precision(config.precision, fabric.device)
+    with progress:
         run.train(resume)
     fabric.barrier()
     return load_model(run_folder)
@@ -149,19 +147,18 @@ class _Run:
     ) -> None:
         self.recipe, self.folder, self.corpus = recipe, folder, corpus
         self.fabric, self.validate, self.progress = fabric, validate, progress
-        self.config, self.kind = recipe.train, recipe.network.network
+        self.config = recipe.train
         self.copies = 2 if self.config.consistency else 1  # of each sequence in a step
-        training, validation = list(corpus.training), list(corpus.validation)
-        if self.kind == "ctc":
-            training, validation = self._possible(training), self._possible(validation)
+        self.plain = self._initial_network()
+        training, validation = self._alignable(corpus.training), self._alignable(corpus.validation)
         limits = {"pooling": recipe.network.pooling, "max_cells": self.config.max_cells}
         sequences = self.config.max_sequences
         seed = self.config.seed
         self.batches = Batches(training, seed=seed, max_sequences=sequences, **limits)
         self.validation = Batches(validation, seed=seed, max_sequences=64, **limits)
-        self.plain = self._initial_network()
+        objective = _Objective(self.plain, self.config.consistency)
         optimiser = _optimiser(self.plain, self.config)
-        self.network, self.optimiser = fabric.setup(self.plain, optimiser)
+        self.objective, self.optimiser = fabric.setup(objective, optimiser)
         self.weights = list(self.plain.parameters())
         self.averages = Averages(self.weights, self.config.averaging)
         self.generator = torch.Generator(fabric.device)
@@ -209,13 +206,9 @@ class _Run:
         self.generator.manual_seed(step_seed(seed, step, "noise"))
         torch.manual_seed(step_seed(seed, step, f"masks {fabric.global_rank}"))
         views = spec_augment(batch, config.spec_augment, copies=self.copies)
-        self.network.train()
+        self.objective.train()
         with weight_noise(self.weights, config.weight_noise, self.generator):
-            if self.copies == 2:
-                losses, apart = consistent_losses(self.network, self.recipe.network, views)
-                objective = losses + config.consistency * apart
-            else:
-                objective = losses = sequence_losses(self.network, self.recipe.network, views)
+            losses, objective = self.objective(*views.tensors)
             nats = float(
                 cast(Tensor, fabric.all_reduce(share * losses.detach().sum(), reduce_op="sum"))
             )
@@ -224,7 +217,7 @@ class _Run:
             # Fabric takes the mean of the processes' gradients.
             fabric.backward(objective.sum() * (share * fabric.world_size / len(ids)))
         if config.clip is not None:
-            fabric.clip_gradients(self.network, self.optimiser, max_norm=config.clip)
+            fabric.clip_gradients(self.objective, self.optimiser, max_norm=config.clip)
         self.optimiser.step()
         self.optimiser.zero_grad()
         self.averages.update(self.position.step + 1)
@@ -234,18 +227,18 @@ class _Run:
     def _validated(self) -> tuple[float, float | None]:
         """The bits per label and the error rate on the validation set."""
         fabric = self.fabric
-        self.network.eval()
+        self.plain.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=fabric.device)  # nats, labels, mistakes
         mine = self.validation.by_length()[fabric.global_rank :: fabric.world_size]
         for batch in self.validation.load(mine):
             batch = batch.to(fabric.device)
-            sums[0] += sequence_losses(self.plain, self.recipe.network, batch).double().sum()
+            sums[0] += self.plain.losses(batch).double().sum()
             sums[1] += batch.num_labels.sum()
-            if self.kind == "prediction":
+            if not self.plain.reads_input:
                 found = self.plain(batch.labels)
                 sums[2] += misclassified(found, batch.labels, batch.num_labels, with_null=False)
         nats, labels, wrong = cast(Tensor, fabric.all_reduce(sums, reduce_op="sum")).tolist()
-        error_rate = wrong / labels if self.kind == "prediction" else None
+        error_rate = None if self.plain.reads_input else wrong / labels
         if self.validate is not None and fabric.is_global_zero:
             error_rate = self.validate(self._model(), self.corpus.validation)
         return bits_per_label(nats, round(labels)), fabric.broadcast(error_rate)
@@ -265,22 +258,22 @@ class _Run:
                 f"the validation after epoch {at.epoch + 1} gives {value}; {self._advice()}"
             )
         training_bits = bits_per_label(at.nats, at.labels)
-        standing = Standing(at.epoch + 1, at.step, bits, error_rate)
+        status = TrainingStatus(at.epoch + 1, at.step, bits, error_rate)
         is_best = at.best is None or value < at.best
         if is_best:
-            at = replace(at, best=value, best_epoch=standing.epoch)
+            at = replace(at, best=value, best_epoch=status.epoch)
             if self.fabric.is_global_zero:
-                save_model(self._model(standing), self.folder / MODEL_FILE)
-        measured = asdict(standing) | {"training_bits_per_label": training_bits}
+                save_model(self._model(status), self.folder / MODEL_FILE)
+        measured = asdict(status) | {"training_bits_per_label": training_bits}
         measured |= {"learning_rate": self.optimiser.param_groups[0]["lr"], "seconds": seconds}
         self.metrics += json.dumps(measured).encode() + b"\n"
         self._write(METRICS_FILE, self.metrics)
         for name, number in measured.items():
             if self.board is not None and number is not None:
-                self.board.add_scalar(name, number, standing.step)
+                self.board.add_scalar(name, number, status.step)
         self.progress.end_epoch(training_bits, seconds, bits, error_rate, is_best)
         self.position = replace(
-            at, epoch=standing.epoch, batch=0, nats=0.0, labels=0, metrics_bytes=len(self.metrics)
+            at, epoch=status.epoch, batch=0, nats=0.0, labels=0, metrics_bytes=len(self.metrics)
         )
 
     # --- What is asked of a run ---
@@ -295,9 +288,9 @@ class _Run:
         """The share of the longest run that is over."""
         return (self.position.epoch + self.position.batch / num_steps) / self.config.max_epochs
 
-    def _model(self, standing: Standing | None = None) -> TrainedModel:
+    def _model(self, status: TrainingStatus | None = None) -> TrainedModel:
         network, signature = self.recipe.network, self.corpus.signature
-        return TrainedModel(self.plain, network, signature, standing or Standing())
+        return TrainedModel(self.plain, network, signature, status or TrainingStatus())
 
     def _memory(self) -> str:
         """What the largest step of the first epoch will take."""
@@ -319,19 +312,21 @@ class _Run:
             f"{megabytes:.1f} MB beside the weights"
         )
 
-    def _possible(self, examples: list[Example]) -> list[Example]:
-        """Those with no more labels, and blanks between equal ones, than CTC has frames for."""
-        fit_in = [e for e in examples if ctc_can_align(e, self.recipe.network.pooling)]
-        if len(fit_in) < len(examples):
+    def _alignable(self, examples: Sequence[Example]) -> list[Example]:
+        """Return the examples that the network can align with their labels."""
+        alignable = [example for example in examples if self.plain.can_align(example)]
+        name = self.plain.kind
+        if len(alignable) < len(examples):
             self.progress.say(
-                f"CTC cannot align {len(examples) - len(fit_in)} of {len(examples)} sequences, "
-                "which have too few frames for their labels; the log-loss is without them"
+                f"{name} cannot align {len(examples) - len(alignable)} of {len(examples)} "
+                "sequences, which have too few frames for their labels; the log-loss is without "
+                "them"
             )
-        if not fit_in:
-            raise TrainingError("CTC can align none of the sequences; lower network.pooling")
-        return fit_in
+        if not alignable:
+            raise TrainingError(f"{name} can align none of the sequences; lower network.pooling")
+        return alignable
 
-    def _initial_network(self) -> Network:
+    def _initial_network(self) -> Transducer | CTC | NextLabelPredictor:
         signature = self.corpus.signature
         torch.manual_seed(self.config.seed)
         network = build_network(self.recipe.network, signature.input_size, len(signature.targets))
@@ -415,15 +410,31 @@ class _Run:
         return SummaryWriter(self.folder)
 
 
-@contextmanager
-def _products_in(precision: str) -> Iterator[None]:
-    """A context for a GPU's products of float32: in full, or in TF32 if the precision allows."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "ieee" if precision == "32-true" else "tf32"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+class _Objective(nn.Module):
+    """The function of a batch that training minimises, as one module: Fabric wraps its forward."""
+
+    def __init__(self, network: Transducer | CTC | NextLabelPredictor, consistency: float) -> None:
+        super().__init__()
+        self.network, self.consistency = network, consistency
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-losses [B] and the objectives [B] of a batch's tensors."""
+        batch = Batch((), *tensors)
+        if not self.consistency:
+            losses = self.network.losses(batch)
+            return losses, losses
+        losses, divergence = self.network.consistency_losses(batch)
+        return losses, losses + self.consistency * divergence
+
+
+def _check_precision(precision: str, device: torch.device) -> None:
+    """Raise TrainingError if TF32 is asked for and PyTorch has not been told to use it."""
+    switch = torch.backends.cuda.matmul.fp32_precision
+    if precision == "tf32" and device.type == "cuda" and switch != "tf32":
+        raise TrainingError(
+            "train.precision is tf32, but PyTorch multiplies in full float32; call "
+            'torch.set_float32_matmul_precision("high") first, as `transduce train` does'
+        )
 
 
 def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:

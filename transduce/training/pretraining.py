@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL, Alphabet
-from transduce.architectures import Network
-from transduce.model.checkpoint import TrainedModel
+from transduce.architectures import Transducer
+from transduce.model.checkpoint import Network, TrainedModel
 from transduce.model.signature import Signature
-from transduce.networks import PredictionNetwork, TranscriptionNetwork, Transducer
+from transduce.networks import PredictionNetwork, TranscriptionNetwork
 
 
 class PretrainingError(ValueError):

@@ -10,7 +10,7 @@ import secrets
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
 from typing import Any, Generic, TypeVar
@@ -25,8 +25,9 @@ from transduce.audio.sound import encode_wav, read_wave
 from transduce.data.batches import Example
 from transduce.data.pairs import Audio, Origin, Pair, Symbols
 from transduce.decoding import beam_search_steps
+from transduce.decoding.options import SearchOptions
 from transduce.model.checkpoint import TrainedModel
-from transduce.model.recognition import recognise
+from transduce.model.model import search_examples
 from transduce.web.sounds import MAX_BYTES, MAX_SECONDS, decode_sound
 from transduce.web.wire import pack
 
@@ -37,7 +38,7 @@ MAX_BEAM_WIDTH = 20  # of a search that is stepped through
 MAX_STEPS = 600  # frames of such a search
 MAX_LISTED = 200  # examples in one answer
 MAX_NAMED = 60  # symbols in a message
-BEAM_WIDTH, N_BEST = 20, 8
+SEARCH = SearchOptions(beam_width=20, n_best=8, with_timings=False)
 
 Kept = TypeVar("Kept")
 
@@ -136,7 +137,7 @@ class Explorer:
         if isinstance(pair.source, Audio) and signature.features is not None:
             wave = read_wave(pair.source, signature.features.sample_rate, pair.origin)
             return self._open_wave(pair, wave, signature.features)
-        [example] = signature.examples([pair], with_labels=False)
+        example = signature.example(pair)
         return self._opened(Input(example, pair.target, notes=self._unseen(pair)))
 
     def open_text(self, text: str) -> dict[str, Any]:
@@ -150,7 +151,7 @@ class Explorer:
         if not symbols:
             raise ValueError("there is nothing written; type a word")
         pair = Pair(text.strip(), symbols, (), Origin(Path("the text")))
-        [example] = self.model.signature.examples([pair], with_labels=False)
+        example = self.model.signature.example(pair)
         return self._opened(Input(example, notes=self._unseen(pair)))
 
     def open_sound(self, content: bytes, name: str) -> dict[str, Any]:
@@ -163,20 +164,16 @@ class Explorer:
         return self._open_wave(pair, wave, features)
 
     def _open_wave(self, pair: Pair, wave: Tensor, features: FeatureSettings) -> dict[str, Any]:
-        frames = self.model.signature.input_of(wave)
-        if not len(frames):
+        example = replace(self.model.signature.example(wave), pair=pair)
+        if not example.num_frames:
             raise ValueError(
                 f"the sound {pair.name} is shorter than one window "
                 f"of {round(1000 * features.window)} ms"
             )
-        example = Example(pair, frames, torch.empty(0, dtype=torch.int64))
         return self._opened(Input(example, pair.target, wave))
 
     def _unseen(self, pair: Pair) -> tuple[str, ...]:
-        sources = self.model.signature.sources
-        if sources is None or not isinstance(pair.source, tuple):
-            return ()
-        unseen = sorted(set(sources.unknown(pair.source)))
+        unseen = sorted(set(self.model.signature.unknown_symbols(pair)))
         if not unseen:
             return ()
         if len(unseen) == 1:
@@ -194,9 +191,7 @@ class Explorer:
         notes = list(opened.notes)
         with self.lock, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            [hypotheses] = recognise(
-                self.model, [opened.example], beam_width=BEAM_WIDTH, n_best=N_BEST
-            )
+            [hypotheses] = search_examples(self.model, [opened.example], SEARCH)
             name = self.inputs.keep(opened)
         notes += [str(warning.message) for warning in caught if warning.category is UserWarning]
         decode = self.model.signature.targets.decode

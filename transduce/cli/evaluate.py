@@ -1,0 +1,98 @@
+"""The command that measures a network."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from transduce.cli.runs import Device, load_runs, runs_and_files, test_pairs
+from transduce.cli.search import SearchFlags
+from transduce.cli.terminal import progress_bar, user_errors
+from transduce.data.pairs import DataError, skipped_report
+from transduce.evaluation import Evaluation
+from transduce.model.evaluate import evaluate as evaluate_model
+from transduce.tables import error_table, results_table
+
+
+def evaluate(
+    run: Path,
+    /,
+    *data: Path,
+    target: str = "text",
+    beam_width: int = 1,
+    search: SearchFlags | None = None,
+    device: Device = "auto",
+    skip_bad: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> None:
+    """Print the log-loss and error rate of a network, or of an ensemble.
+
+    Example: transduce evaluate runs/letters-transducer --beam-width 10
+
+    Parameters
+    ----------
+    run
+        The folder of a run, its model.safetensors, or the name of a model that ships. More runs
+        after it make an ensemble.
+    data
+        A manifest (.jsonl) or lines of source TAB target (.tsv); without it, the run's test set.
+    target
+        The field of the manifest that is the target.
+    beam_width
+        Hypotheses kept after every frame; 1 is the greedy search, and the best path of CTC.
+    search
+        Further options of the search.
+    device
+        Where to compute.
+    skip_bad
+        Leave out data that cannot be read, and say how much that was.
+    as_json
+        Print JSON instead of a table.
+    """
+    with user_errors():
+        runs, files = runs_and_files(run, data)
+        if len(files) > 1:
+            raise ValueError(f"{files[0]} and {files[1]} are two files of pairs; give one")
+        pairs = files[0] if files else None
+        row = evaluate_runs(runs, pairs, target, beam_width, search, device, skip_bad)
+        if as_json:
+            print(json.dumps(row.as_dict(), ensure_ascii=False))
+        else:
+            print_results([row], with_paper=False)
+
+
+def evaluate_runs(
+    runs: Sequence[Path],
+    data: Path | None,
+    target: str,
+    beam_width: int,
+    search: SearchFlags | None,
+    device: Device,
+    skip_bad: bool,
+) -> Evaluation:
+    """Return a run's row of the table, or an ensemble's; report skipped data on standard error."""
+    model = load_runs(runs, device)
+    skipped: list[DataError] | None = [] if skip_bad else None
+    options = (search or SearchFlags()).options(model.signature, beam_width, target=target)
+    pairs = test_pairs(runs, model, data, target, skipped)
+    names = ", ".join(run.name for run in runs)
+    with progress_bar(f"{names}: {len(pairs)} sequences", len(pairs)) as done:
+        row = evaluate_model(model, pairs, options, skipped=skipped, done=done)
+    if skipped:
+        print(skipped_report(skipped, len(pairs)), file=sys.stderr)
+    return row
+
+
+def print_results(rows: Sequence[Evaluation], *, with_paper: bool) -> None:
+    """Print the table of results, and the details if there is one row."""
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(results_table(rows, with_paper=with_paper))
+    for row in rows:
+        if row.detail is not None and len(rows) == 1:
+            console.print(error_table(row.detail))

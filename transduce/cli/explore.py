@@ -1,0 +1,58 @@
+"""The command that serves the explorer."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from transduce.cli.runs import load_runs, own_pairs, test_pairs
+from transduce.cli.terminal import user_errors
+
+
+def explore(
+    run: Path,
+    /,
+    *,
+    data: Path | None = None,
+    target: str = "text",
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    open_page: Annotated[bool, Parameter(name="--open")] = False,
+) -> None:
+    """Look at a transducer in the browser: lattices, sensitivities, the search frame by frame.
+
+    Example: transduce explore runs/demo/transducer --open
+
+    It needs a web server: pip install "transduce[web]".
+
+    Parameters
+    ----------
+    run
+        The folder of a transducer's run, its model.safetensors, or the name of a model that ships.
+    data
+        Examples to pick from: a manifest (.jsonl) or lines of source TAB target (.tsv); by default
+        the run's test set, or else its validation set.
+    target
+        The field of the manifest that is the target.
+    host
+        The address to listen at; by default only this machine can connect.
+    port
+        The port to listen at; 0 takes any free one.
+    open_page
+        Open the page in the browser.
+    """
+    for package in ("fastapi", "uvicorn"):
+        if find_spec(package) is None:
+            raise SystemExit(
+                f'transduce: explore needs {package}; install it with pip install "transduce[web]"'
+            )
+    from transduce.web.explorer import Explorer
+    from transduce.web.server import serve
+
+    with user_errors():
+        model = load_runs([run], "cpu")
+        pairs = own_pairs(run) if data is None else test_pairs([run], model, data, target, None)
+        serve(Explorer(model, pairs, str(run)), host, port, open_page)
