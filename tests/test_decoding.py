@@ -267,8 +267,9 @@ def test_a_result_does_not_depend_on_the_threads(set_num_threads):
     model = transducer(20, hidden=40, null=4.0, double=False)
     f = model.transcription_network(frames_of(6, dtype=torch.float32))[0][0].detach()
     weights = cpu.packed_weights(model.prediction_network)
+    limits = cpu.Limits(beam_width=3000, max_labels_per_frame=20)
     set_num_threads(2)
-    one, other = (cpu._beam_search(weights, f.double().numpy(), None, 3000, 20, n) for n in (1, 2))
+    one, other = (cpu._beam_search(weights, f.double().numpy(), None, limits, n) for n in (1, 2))
     assert one.num_prefixes == other.num_prefixes > 3000
     assert (one.log_prob == other.log_prob).all()
 

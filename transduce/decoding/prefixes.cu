@@ -1,21 +1,21 @@
-// The parts of the beam search that go through every prefix, a warp for each.
+// The operations of the beam search that visit every prefix, a warp for each prefix.
 //
-// Prefixes are the nodes of a trie: node n has a parent, a label, a depth, a row of children, -1
-// where there is none, and its prediction vector g. `frame` is the frame in which it last was in A
-// when the frame began, and `row` its place there. Probabilities are logarithms.
+// Prefixes are the nodes of a trie: a node has a parent, a label, a depth, a row of children (-1 for
+// none), and its prediction vector g. `frame` is the last frame at whose beginning it was in A, and
+// `row` its place there. Probabilities are logarithms.
 
 typedef long long integer;
 #define WHOLE 0xffffffff
 #define LANES 32
 #define NONE (-__longlong_as_double(0x7ff0000000000000LL))
 
-__device__ __forceinline__ integer number() {  // of this warp
+__device__ __forceinline__ integer number() {  // the index of this warp
   return ((integer)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
 }
 
 __device__ __forceinline__ int lane() { return threadIdx.x % LANES; }
 
-// ln Σ exp(f + g) over the labels and null: what Eq. 13 divides by.
+// Returns ln Σ exp(f + g) over the labels and null, the denominator of Eq. 13.
 __device__ double log_norm(const double *f, const double *g, integer K1) {
   double top = NONE, sum = 0;
   for (integer k = lane(); k < K1; k += LANES) top = fmax(top, f[k] + g[k]);
@@ -31,7 +31,7 @@ __device__ double log_sum(double a, double b) {
   return top == NONE ? NONE : top + log1p(exp(fmin(a, b) - top));
 }
 
-// The nodes of A say where they are, and how long the shortest is.
+// Records the rows of A's nodes, and the depth of the shortest.
 extern "C" __global__ void enter(const integer *nodes, integer count, integer t,
                                  const integer *depth, integer *frame, integer *row,
                                  integer *shortest) {
@@ -42,8 +42,8 @@ extern "C" __global__ void enter(const integer *nodes, integer count, integer t,
   atomicMin(shortest, depth[nodes[i]]);
 }
 
-// Pr(y) + Σ Pr(y') Pr(y|y',t) over the proper prefixes y' of y in A: the way from y to the root,
-// with the probability of the labels on it. No prefix in A is shorter than the shortest.
+// Computes Pr(y) + Σ Pr(y') Pr(y|y',t) over the proper prefixes y' of y in A, walking from y towards
+// the root as far as the shortest node of A.
 extern "C" __global__ void prefix_sums(const integer *nodes, integer count, integer t,
                                        const double *log_prob, const double *f, const double *g,
                                        const double *fused, integer K1, const integer *parent,
@@ -64,8 +64,8 @@ extern "C" __global__ void prefix_sums(const integer *nodes, integer count, inte
   if (lane() == 0) summed[i] = total;
 }
 
-// Each node's probability after null, and after every label that may extend it: not in A already,
-// which keeps the sum that it was given, and not one too many in this frame.
+// Computes each node's probability after null, and after every label that may extend it. An extension
+// that is in A keeps its sum, and one with too many labels in this frame is closed: both get NONE.
 extern "C" __global__ void extend(const integer *nodes, integer count, integer t,
                                   const double *log_prob, const double *f, const double *g,
                                   const double *fused, integer K1, integer most,
@@ -89,7 +89,7 @@ extern "C" __global__ void extend(const integer *nodes, integer count, integer t
   }
 }
 
-// New nodes from `first` on; a key is a parent's number times K1, and the label.
+// Adds nodes from `first` on; a key is the parent's number times K1, plus the label.
 extern "C" __global__ void plant(const integer *keys, integer count, integer first, integer K1,
                                  integer *parent, integer *label, integer *depth, int *child,
                                  integer *frame) {
@@ -107,8 +107,8 @@ extern "C" __global__ void plant(const integer *keys, integer count, integer fir
 
 __device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
-// A layer's step to the new nodes (Eqs. 4-8), from sums to which the biases, and in the first layer
-// the label's weights, are still to be added. h and s are [nodes, layers, H].
+// Steps a layer to the new nodes (Eqs. 4-8). `sums` lack the biases and, in the first layer, the
+// label's weights. h and s are [nodes, layers, H].
 extern "C" __global__ void step(const float *sums, integer count, integer first, integer H,
                                 integer layer, integer layers, const integer *parent,
                                 const integer *label, const float *inputs, const float *biases,

@@ -1,21 +1,22 @@
 """Algorithm 1 on the CPU, compiled by Numba: hypotheses in batches, prefixes in a trie.
 
-**The loop in batches.** The paper takes the most probable hypothesis y* from A, again and again,
-until B has W elements more probable than any in A. Here, in each frame, all of A is expanded at
-once; then, with τ the W-th best in B, or zero while B has fewer, so are batches of those in A that
-are at least as probable as τ, until there are none. The W best in B are the same:
+**The loop in batches.** In each frame the paper's loop repeatedly takes the most probable
+hypothesis y* from A, until B has W elements more probable than any in A. Here the loop first
+expands all of A at once. Then, with τ the W-th best probability in B (zero while B has fewer), it
+expands batches of the elements of A that are at least as probable as τ, until there are none. Both
+loops end with the same W best in B:
 
-Let p(y) be the probability with which y is in A, and b(y) = p(y) Pr(∅|y,t) that with which it is in
-B. An extension has p(y+k) <= p(y), or keeps the sum that it came with, and b(y) <= p(y). Neither p
-nor b depends on when y is expanded. Consider all that could ever be expanded in this frame, and
-their W best by b. The paper's loop stops with W elements in B above q, the best p left in A.
-Whatever it has not expanded is in A, or descends from what is in A through extensions, so its p
-and b are at most q: none of it is among the W best. The loop here stops with every p left in A
-below τ, and by the same words none of that is among the W best either. What is expanded beyond
-need has its true b, so it is no better in B than it should be. Both leave the W best of the same
-set. Elements of equal probability stand in the order of their labels, which depends on no loop.
+Let p(y) be the probability of y in A, and b(y) = p(y) Pr(∅|y,t) its probability in B. An extension
+has p(y+k) <= p(y), or keeps the sum with which it entered the frame, and b(y) <= p(y). Neither p
+nor b depends on when y is expanded. Consider the set of all hypotheses that could be expanded in
+this frame, and the W best of it by b. The paper's loop stops when B has W elements above q, the
+largest p left in A. Every hypothesis that it has not expanded is in A, or extends one in A, so its
+p and b are at most q: none is among the W best. The loop here stops when every p left in A is below
+τ; by the same argument none of the hypotheses it leaves is among the W best. Hypotheses that it
+expands in vain have their true b, so they displace nothing. Hence both loops keep the W best of the
+same set. Ties are decided by the order of the labels, which depends on neither loop.
 
-All probabilities are logarithms in float64. An impossible hypothesis is none.
+All probabilities are logarithms in float64. Impossible hypotheses are never kept.
 """
 
 from __future__ import annotations
@@ -49,28 +50,37 @@ from transduce.decoding.problem import Problem
 from transduce.kernels.simd.options import compiled
 from transduce.kernels.simd.threads import num_threads, team
 
-MIN_BATCH, MAX_BATCH = 8, 256  # hypotheses: W / 16, but for the narrowest and the widest
-# The integers that a search keeps between calls, in Search.counts.
+# Hypotheses expanded at once: W / 16 within these bounds. Larger batches make better use of the
+# vectors, and expand more hypotheses in vain.
+MIN_BATCH, MAX_BATCH = 8, 256
+# Indices of Search.counts.
 NUM_PREFIXES, NUM_BATCH, FRAME, NUM_EXPANDED, NUM_BOUNDED = range(5)
 
 
 class Batch(NamedTuple):
-    """Hypotheses that are taken from A to be expanded together."""
+    """Hypotheses of A that are expanded together."""
 
     node: np.ndarray
     log_prob: np.ndarray
     emitted: np.ndarray
 
 
+class Limits(NamedTuple):
+    """What bounds the search."""
+
+    beam_width: int
+    max_labels_per_frame: int
+
+
 class Search(NamedTuple):
-    """All that a search keeps between calls of `run`."""
+    """The state of a search between calls of `run`."""
 
     prefixes: Prefixes
     beam: Beam
     open: Open
     batch: Batch
     counts: np.ndarray
-    bounded: np.ndarray  # [1], the best p of this frame that has max_labels_per_frame
+    bounded: np.ndarray  # [1], the best p in this frame that `max_labels_per_frame` has cut off
 
 
 def beam_searches(problem: Problem) -> list[Found]:
@@ -84,8 +94,8 @@ def beam_searches(problem: Problem) -> list[Found]:
     weights = packed_weights(network)
 
     def search(f: Tensor, threads: int) -> Found:
-        options = (problem.beam_width, problem.max_labels_per_frame)
-        return _beam_search(weights, f.double().numpy(), problem.fused_scores(), *options, threads)
+        limits = Limits(problem.beam_width, problem.max_labels_per_frame)
+        return _beam_search(weights, f.double().numpy(), problem.fused_scores(), limits, threads)
 
     if len(transcriptions) < max(2, num_threads()):
         return [search(f, num_threads()) for f in transcriptions]
@@ -97,12 +107,11 @@ def _beam_search(
     weights: Weights,
     f: np.ndarray,
     fused: FusedScores | None,
-    beam_width: int,
-    max_labels_per_frame: int,
+    limits: Limits,
     threads: int,
 ) -> Found:
     transcription = Transcription(np.ascontiguousarray(f), *exponentials(f))
-    batch_size = min(max(beam_width // 16, MIN_BATCH), MAX_BATCH)
+    batch_size = min(max(limits.beam_width // 16, MIN_BATCH), MAX_BATCH)
     search = new_search(weights, f.shape[1], batch_size, fused is not None)
     teams = team(1), team(threads)
     step_new(0, 1, weights, search.prefixes, teams)
@@ -116,14 +125,11 @@ def _beam_search(
         stepped = new.stop
         if search.counts[FRAME] == len(f):
             break
-        search = run(
-            search, transcription, weights, beam_width, max_labels_per_frame, fused is not None,
-            teams,
-        )  # fmt: skip
+        search = run(search, transcription, weights, limits, fused is not None, teams)
     check_prediction(float(prefixes.g[:stepped].max()))
     size = int(search.beam.size[0])
     nodes = search.beam.node[:size]
-    # Only these outlive the search: the states are large.
+    # Copy what outlives the search: the states are large.
     parent, label, depth = (x[:stepped].copy() for x in prefixes[:3])
 
     return Found(
@@ -137,7 +143,7 @@ def _beam_search(
 
 
 def new_search(weights: Weights, num_outputs: int, batch_size: int, fused: bool) -> Search:
-    """A search that has the empty sequence in B, its g yet to be computed."""
+    """Return a search with the empty sequence in B; its g is not computed yet."""
     counts = np.zeros(5, np.int64)
     counts[NUM_PREFIXES] = 1
     parent, label, emitted, nodes = np.zeros((4, 1), np.int32)
@@ -155,23 +161,23 @@ def new_search(weights: Weights, num_outputs: int, batch_size: int, fused: bool)
 
 
 @compiled
-def run(search, transcription, weights, beam_width, max_labels_per_frame, pause, teams):
-    """Search to the end; with `pause`, until new prefixes need their log_fused.
+def run(search, transcription, weights, limits, pause, teams):
+    """Search to the last frame; with `pause`, stop when new prefixes need their log_fused.
 
-    Returns the search, whose arrays may have grown. A paused one has something in its batch.
+    Return the search, whose arrays may have grown. After a pause its batch is not empty.
     """
     prefixes, beam, open, batch, counts, bounded = search
+    beam_width = limits.beam_width
     while counts[FRAME] < transcription.f.shape[0]:
         if counts[NUM_BATCH] == 0:
-            node, log_prob, emitted = _open_frame(prefixes, beam, transcription, counts, teams)
+            expanded = _open_frame(prefixes, beam, transcription, counts, teams)
         else:
             n = counts[NUM_BATCH]
-            node, log_prob, emitted = batch.node[:n], batch.log_prob[:n], batch.emitted[:n]
-        beam = beam_for(min(beam_width, beam.size[0] + node.size), beam)
+            expanded = Batch(batch.node[:n], batch.log_prob[:n], batch.emitted[:n])
+        beam = beam_for(min(beam_width, beam.size[0] + expanded.node.size), beam)
         open = _expand(
-            node, log_prob, emitted, prefixes, beam, open, transcription, beam_width,
-            max_labels_per_frame, counts, bounded, teams,
-        )  # fmt: skip
+            expanded, prefixes, beam, open, transcription, limits, counts, bounded, teams
+        )
         first = counts[NUM_PREFIXES]
         prefixes = prefixes_for(first + batch.node.size, prefixes)
         _take_batch(prefixes, beam, open, batch, beam_width, counts)
@@ -189,7 +195,7 @@ def run(search, transcription, weights, beam_width, max_labels_per_frame, pause,
 
 @compiled
 def _open_frame(prefixes, beam, transcription, counts, teams):
-    """A = B with its prefix sums, and B = {}: A's nodes, shortest first, and what `Batch` has."""
+    """Let A = B with its prefix sums, and B = {}; return A's nodes, shortest first, as a batch."""
     t, size = counts[FRAME], beam.size[0]
     for i in range(size):
         prefixes.frame[beam.node[i]] = t
@@ -198,15 +204,15 @@ def _open_frame(prefixes, beam, transcription, counts, teams):
     beam.size[0] = 0
     normalise(nodes, prefixes, transcription, t, teams)
     _add_prefixes(nodes, prefixes, transcription, t)
-    return nodes, prefixes.log_prob[nodes], np.zeros(size, np.int32)
+    return Batch(nodes, prefixes.log_prob[nodes], np.zeros(size, np.int32))
 
 
 @compiled
 def _add_prefixes(nodes, prefixes, transcription, t):
-    """Pr(y) += Σ Pr(ŷ) Pr(y|ŷ,t) over the proper prefixes ŷ of y in A, the nodes, shortest first.
+    """Add Σ Pr(ŷ) Pr(y|ŷ,t) over the proper prefixes ŷ of y in A to Pr(y), shortest y first.
 
-    The nearest of them has its own sum already, and what it got from the others reaches y through
-    it: so that one is enough. The prefixes between have been expanded once, or y were not there.
+    The longest such ŷ already has its own sum, and the shorter ones reach y through it, so one term
+    is enough. All prefixes between ŷ and y have been expanded, because y exists.
     """
     parent, label, depth, frame = prefixes.parent, prefixes.label, prefixes.depth, prefixes.frame
     log_prob, norm_frame = prefixes.log_prob, prefixes.norm_frame
@@ -224,11 +230,10 @@ def _add_prefixes(nodes, prefixes, transcription, t):
 
 
 @compiled
-def _expand(
-    nodes, log_prob, emitted, prefixes, beam, open, transcription, beam_width,
-    max_labels_per_frame, counts, bounded, teams,
-):  # fmt: skip
-    """Put hypotheses into B, and those of their extensions that may yet matter into A."""
+def _expand(batch, prefixes, beam, open, transcription, limits, counts, bounded, teams):
+    """Put hypotheses into B, and their extensions that may still enter B into A."""
+    nodes, log_prob, emitted = batch
+    beam_width, max_labels_per_frame = limits
     t, K = counts[FRAME], transcription.f.shape[1] - 1
     normalise(nodes, prefixes, transcription, t, teams)
     _offer_all(nodes, log_prob, prefixes, beam, transcription.f[t, 0], beam_width)
@@ -240,16 +245,15 @@ def _expand(
     while done < nodes.size:
         open = open_for(open.size[0] + K, open)
         done = _push_extensions(
-            done, nodes, log_prob, emitted, worst, max_labels_per_frame, prefixes, open,
-            transcription, counts,
-        )  # fmt: skip
+            done, batch, worst, max_labels_per_frame, prefixes, open, transcription, t
+        )
     counts[NUM_EXPANDED] += nodes.size
     return open
 
 
 @compiled
 def _offer_all(nodes, log_prob, prefixes, beam, f_null, beam_width):
-    """Pr(y*) = Pr(y*) Pr(∅|y*,t), and add y* to B."""
+    """Let Pr(y*) = Pr(y*) Pr(∅|y*,t), and add y* to B."""
     g, log_norm = prefixes.g, prefixes.log_norm
     for i in range(nodes.size):
         log_ended = log_prob[i] + (f_null + g[nodes[i], 0] - log_norm[nodes[i]])
@@ -258,17 +262,15 @@ def _offer_all(nodes, log_prob, prefixes, beam, f_null, beam_width):
 
 
 @compiled
-def _push_extensions(
-    done, nodes, log_prob, emitted, worst, max_labels_per_frame, prefixes, open, transcription,
-    counts,
-):  # fmt: skip
-    """Add y+k to A with Pr(y) Pr(k|y,t), where that is as probable as the W-th best in B.
+def _push_extensions(done, batch, worst, max_labels_per_frame, prefixes, open, transcription, t):
+    """Add y+k to A with Pr(y) Pr(k|y,t) if that is at least the W-th best probability in B.
 
-    Pr(y) is the one from before the product with Pr(∅|y,t). What was in A when the frame began
-    keeps the sum that it was given, which has this product in it. Begins with the hypothesis
-    `done`, and returns that before which A's arrays were too short.
+    Pr(y) is its value before the product with Pr(∅|y,t). An extension that was in A when the frame
+    began keeps its sum, which includes this product. Start with hypothesis `done`; return the index
+    of the first hypothesis for which A's arrays were too short.
     """
-    t, K1 = counts[FRAME], transcription.f.shape[1]
+    nodes, log_prob, emitted = batch
+    K1 = transcription.f.shape[1]
     f, max_f = transcription.f[t], transcription.max_f[t]
     g, max_g, log_norm = prefixes.g, prefixes.max_g, prefixes.log_norm
     fused = prefixes.log_fused.shape[1] > 0
@@ -280,7 +282,7 @@ def _push_extensions(
             continue
         enough = 0
         for k in range(1, K1):
-            enough += f[k] + g[node, k] + log_rest >= worst  # a vector loop: few have any
+            enough += f[k] + g[node, k] + log_rest >= worst  # vectorised; few nodes have any
         if enough == 0:
             continue
         for k in range(1, K1):
@@ -296,7 +298,7 @@ def _push_extensions(
 
 @compiled
 def _take_batch(prefixes, beam, open, batch, beam_width, counts):
-    """Take the best from A into the batch, as far as B's W-th best and the batch's size allow."""
+    """Move the best of A that are at least the W-th best of B into the batch, as many as fit."""
     worst, n = worst_in(beam, beam_width), 0
     while n < batch.node.size and open.size[0] > 0 and open.log_prob[0] >= worst:
         parent, label = open.parent[0], open.label[0]

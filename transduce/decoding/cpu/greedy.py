@@ -1,10 +1,13 @@
-"""The greedy search on the CPU, compiled by Numba: all utterances of a block in step.
+"""The greedy search on the CPU, compiled by Numba.
 
-The prediction network is stepped for all that have emitted a label at once, so that its weights are
-read once for many; each thread has blocks of its own.
+The utterances of a block go through their frames together. The prediction network is stepped for
+all that have just emitted a label at once, so that its weights are read once for many utterances.
+Each thread has blocks of its own.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +21,25 @@ from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 ROOM = 4  # states kept for each utterance of a block: memory against how often they are compacted
 
 
+class Utterances(NamedTuple):
+    """A padded batch to search."""
+
+    f: np.ndarray  # [B, T, K+1]
+    lengths: np.ndarray  # [B], numbers of vectors
+    max_labels_per_frame: int
+
+
+class Paths(NamedTuple):
+    """The greedy alignments of a batch."""
+
+    labels: np.ndarray  # [B, T x max_labels_per_frame]
+    times: np.ndarray  # the same, the frame of each label
+    num_labels: np.ndarray  # [B]
+    num_bounded: np.ndarray  # [B], frames in which `max_labels_per_frame` was met
+    log_prob: np.ndarray  # [B]
+    largest: np.ndarray  # [B], the largest number in g so far; one row a block
+
+
 def greedy_searches(problem: Problem) -> list[Greedy]:
     """Return each utterance's greedy alignment."""
     network = problem.peephole_network()
@@ -26,46 +48,34 @@ def greedy_searches(problem: Problem) -> list[Greedy]:
     f, num_vectors = padded(problem.transcriptions)
     f = f.to(torch.promote_types(f.dtype, torch.float32)).contiguous()
     B, T = f.shape[:2]
-    labels, times = np.empty((2, B, T * problem.max_labels_per_frame), np.int32)
-    num_labels, num_bounded = np.zeros((2, B), np.int64)
-    log_prob, largest = np.zeros(B), np.full(B, -np.inf)
-    lengths = num_vectors.numpy()
-    rows, starts = shares_of(lengths, num_threads())
-    _search_shares(
-        team(len(starts) - 1),
-        (
-            *(rows, starts, f.numpy(), lengths, weights, problem.max_labels_per_frame),
-            *(labels, times, num_labels, log_prob, num_bounded, largest),
-        ),
+    utterances = Utterances(f.numpy(), num_vectors.numpy(), problem.max_labels_per_frame)
+    paths = Paths(
+        *np.empty((2, B, T * problem.max_labels_per_frame), np.int32),
+        *np.zeros((2, B), np.int64),
+        np.zeros(B),
+        np.full(B, -np.inf),
     )
-    check_prediction(float(largest.max()))
+    rows, starts = shares_of(utterances.lengths, num_threads())
+    _search_shares(team(len(starts) - 1), (rows, starts, utterances, weights, paths))
+    check_prediction(float(paths.largest.max()))
     return [
-        Greedy(tuple(y[:n].tolist()), tuple(when[:n].tolist()), *numbers)
-        for y, when, n, *numbers in zip(
-            labels, times, num_labels, log_prob.tolist(), num_bounded.tolist(), strict=True
-        )
+        Greedy(tuple(y[:n].tolist()), tuple(when[:n].tolist()), float(log_prob), int(num_bounded))
+        for y, when, n, num_bounded, log_prob, _ in zip(*paths, strict=True)
     ]
 
 
 @compiled
-def _search_share(
-    share, all_rows, starts, f, lengths, weights, max_labels_per_frame,
-    labels, times, num_labels, log_prob, num_bounded, largest,
-):  # fmt: skip
+def _search_share(share, all_rows, starts, utterances, weights, paths):
     rows = all_rows[starts[share] : starts[share + 1]]
     for first in range(0, rows.size, BLOCK):
-        _search_block(
-            rows[first : first + BLOCK], f, lengths, weights, max_labels_per_frame,
-            labels, times, num_labels, log_prob, num_bounded, largest,
-        )  # fmt: skip
+        _search_block(rows[first : first + BLOCK], utterances, weights, paths)
 
 
 @compiled
-def _search_block(
-    rows, f, lengths, weights, max_labels_per_frame,
-    labels, times, num_labels, log_prob, num_bounded, largest,
-):  # fmt: skip
-    """Of each utterance of the block the most probable output at every node, frame by frame."""
+def _search_block(rows, utterances, weights, paths):
+    """Take the most probable output at every node of each utterance, frame by frame."""
+    f, lengths, max_labels_per_frame = utterances
+    labels, times, num_labels, num_bounded, log_prob, largest = paths
     n, size = rows.size, ROOM * rows.size + 1
     L, H = weights.peepholes.shape[0], weights.peepholes.shape[2]
     parent, label = np.zeros(size, np.int32), np.zeros(size, np.int32)
@@ -74,7 +84,7 @@ def _search_block(
         np.empty((size, L, H), weights.biases.dtype),
     )
     g = np.empty((size, f.shape[2]), weights.biases.dtype)
-    step_prefixes(0, 1, weights, parent, label, h, s, g)  # all begin with the empty sequence
+    step_prefixes(0, 1, weights, parent, label, h, s, g)  # the empty sequence, which all share
     node, used = np.zeros(n, np.int64), 1
     largest[rows[0]] = _largest(g[:1])
     emitting = np.empty(n, np.int64)
@@ -120,7 +130,7 @@ def _search_shares(team, arguments):
 
 @compiled
 def _best(f, g):
-    """The most probable output of a node, ln of its probability (Eq. 13), and ln of null's."""
+    """Return a node's most probable output, ln of its probability (Eq. 13), and ln of null's."""
     k, highest = 0, np.float64(f[0]) + g[0]
     for j in range(1, f.size):
         if np.float64(f[j]) + g[j] > highest:
@@ -133,7 +143,7 @@ def _best(f, g):
 
 @compiled
 def _largest(g):
-    """The largest number, or +inf if there is one that is none."""
+    """Return the largest number; +inf if there is a NaN."""
     largest = -np.inf
     for row in g:
         for x in row:
@@ -144,7 +154,7 @@ def _largest(g):
 
 @compiled
 def _give_up_past(node, h, s, g):
-    """Move the states that utterances are at to the front; how many they are."""
+    """Move the states that utterances are at to the front; return their number."""
     place, before = -1, -1
     for i in np.argsort(node):
         if node[i] != before:

@@ -11,7 +11,7 @@ from transduce.kernels.simd.options import compiled
 
 
 class Beam(NamedTuple):
-    """B: a heap of at most W, the worst on top."""
+    """The set B: a heap of at most W hypotheses, the worst on top."""
 
     log_prob: np.ndarray
     node: np.ndarray
@@ -19,7 +19,7 @@ class Beam(NamedTuple):
 
 
 class Open(NamedTuple):
-    """A, but for what was in it when the frame began: a heap of extensions, the best on top."""
+    """The extensions in A: a heap, the best on top."""
 
     log_prob: np.ndarray
     parent: np.ndarray
@@ -30,13 +30,13 @@ class Open(NamedTuple):
 
 @compiled
 def worst_in(beam, beam_width):
-    """The W-th best log-probability in B; that of the impossible while B has fewer."""
+    """Return the W-th best log-probability in B; -inf while B has fewer."""
     return beam.log_prob[0] if beam.size[0] == beam_width else -np.inf
 
 
 @compiled
 def _worse(log_prob, node, beam, i, prefixes):
-    """Whether a hypothesis comes after the i-th in B."""
+    """Return whether a hypothesis is worse than the i-th of B."""
     if log_prob == beam.log_prob[i]:
         return precedes(beam.node[i], node, prefixes)
     return log_prob < beam.log_prob[i]
@@ -44,7 +44,7 @@ def _worse(log_prob, node, beam, i, prefixes):
 
 @compiled
 def offer(beam, beam_width, log_prob, node, prefixes):
-    """Put a hypothesis into B, if it is among the W best; there is room."""
+    """Put a hypothesis into B if it is among the W best; the arrays have room."""
     size = beam.size[0]
     if size < beam_width:
         beam.size[0] += 1
@@ -75,13 +75,13 @@ def _place(open, i, log_prob, parent, label, emitted):
 
 @compiled
 def _move(open, i, j):
-    """What is at j, put at i."""
+    """Copy entry j to place i."""
     _place(open, i, open.log_prob[j], open.parent[j], open.label[j], open.emitted[j])
 
 
 @compiled
 def push(open, log_prob, parent, label, emitted):
-    """Put an extension into A; there is room."""
+    """Put an extension into A; the arrays have room."""
     i = open.size[0]
     open.size[0] += 1
     while i > 0 and log_prob > open.log_prob[(i - 1) // 2]:
@@ -92,7 +92,7 @@ def push(open, log_prob, parent, label, emitted):
 
 @compiled
 def pop(open):
-    """Take the best away."""
+    """Remove the best extension."""
     open.size[0] -= 1
     last, i = open.size[0], 0
     while 2 * i + 1 < last:
@@ -108,7 +108,7 @@ def pop(open):
 
 @compiled
 def beam_for(size, beam):
-    """B with room for `size`."""
+    """Return B with room for `size` hypotheses."""
     if size <= beam.node.size:
         return beam
     return Beam(grown(beam.log_prob, 2 * size), grown(beam.node, 2 * size), beam.size)
@@ -116,7 +116,7 @@ def beam_for(size, beam):
 
 @compiled
 def open_for(size, open):
-    """A with room for `size`."""
+    """Return A with room for `size` extensions."""
     if size <= open.label.size:
         return open
     return Open(

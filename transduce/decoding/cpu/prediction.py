@@ -1,8 +1,8 @@
 """The prediction network, one step from many prefixes at once (Eqs. 2-8), compiled by Numba.
 
-A search takes hundreds of thousands of steps, from states that lie anywhere. So the weights are
-packed once for the whole search, states are read and written where they are kept, and a row's sums
-do not depend on the rows beside it: a prefix has the same g however it was reached.
+A search takes hundreds of thousands of steps from states that are scattered in memory. Therefore
+the weights are packed once for the whole search, and states are read and written in place. A row's
+sums do not depend on the rows beside it, so a prefix has the same g in every batch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from transduce.kernels.simd.products import multiply_packed, pack
 from transduce.lstm.cpu import LANES, step
 from transduce.networks import PredictionNetwork
 
-BLOCK = 48  # rows whose sums are in the cache at once
+BLOCK = 48  # rows stepped at once: reuse of the weights against sums that fit the cache
 
 
 class Weights(NamedTuple):
-    """A prediction network of L layers, each gate's columns padded to `wide`, whole vectors."""
+    """A network's weights, L layers; each gate's columns are padded to `wide`, whole vectors."""
 
-    inputs: np.ndarray  # [K+1, 4 wide], what label k adds to the first layer's sums, null nothing
-    below: np.ndarray  # [L, 4 wide x H], packed; what the layer below adds, if there is one
+    inputs: np.ndarray  # [K+1, 4 wide], added to the first layer's sums by label k; zero for null
+    below: np.ndarray  # [L, 4 wide x H], packed weights of the layer below, if there is one
     hidden: np.ndarray  # [L, 4 wide x H], packed
     biases: np.ndarray  # [L, 4 wide]
     peepholes: np.ndarray  # [L, 3, H]
@@ -35,7 +35,7 @@ class Weights(NamedTuple):
 
 
 def packed_weights(network: PredictionNetwork) -> Weights:
-    """The network's weights as the kernels below read them: float32, or float64 if they are."""
+    """Pack a network's weights for the kernels, in float64 if they are, else in float32."""
     dtype = torch.promote_types(network.output.weight.dtype, torch.float32)
 
     def array(weights: Tensor) -> np.ndarray:
@@ -77,9 +77,9 @@ def _whole_vectors(size: int) -> int:
 
 @compiled
 def step_prefixes(first, last, weights, parent, label, h, s, g):
-    """h and s [N, L, H] and g [N, K+1] of the prefixes first to last-1, from their parents'.
+    """Compute h and s [N, L, H] and g [N, K+1] of prefixes first to last-1 from their parents'.
 
-    Prefix 0 is the empty sequence, which has no parent: before it h and s are zero.
+    Prefix 0 is the empty sequence; before it h and s are zero.
     """
     L, H = h.shape[1:]
     wide, columns = weights.biases.shape[1] // 4, weights.output_biases.size

@@ -1,7 +1,7 @@
-"""The prefixes that a search has expanded, in a trie, and the probabilities of what follows them.
+"""A trie of the prefixes that a search has expanded, and the probabilities of their extensions.
 
-ln Pr(k|y,t) = f_t^k + g^k - ln Σ_k exp(f_t^k + g^k) (Eqs. 12-13), with the exponentials of f and g
-taken once each and their products summed, as the end of the paper's section on training has it.
+ln Pr(k|y,t) = f_t^k + g^k - ln Σ_k exp(f_t^k + g^k) (Eqs. 12-13). The exponentials of f and g are
+taken once each and their products summed, as the paper proposes at the end of its section 2.5.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from transduce.decoding.cpu.prediction import Weights, step_prefixes
 from transduce.kernels.simd.options import compiled
 from transduce.kernels.simd.threads import sharing
 
-MIN_ROWS = 24  # of the prediction network's that are worth a thread
-MIN_NORMS = 400  # and sums
-# Below this a sum of products may have lost digits: docs/derivations.md, 1, in float64.
+# The least work that is worth a second thread: rows of the prediction network, and sums.
+MIN_ROWS, MIN_NORMS = 24, 400
+# A sum of products below this may have lost digits to underflow (docs/derivations.md, 1).
 SMALLEST_TERM = np.finfo(np.float64).tiny / np.finfo(np.float64).eps
 
 
 class Prefixes(NamedTuple):
-    """The trie of all prefixes ever expanded, a row each; row 0 is the empty sequence."""
+    """All prefixes ever expanded, a row each; row 0 is the empty sequence."""
 
     parent: np.ndarray  # [N]
-    label: np.ndarray  # [N], the last one
+    label: np.ndarray  # [N], the last label
     depth: np.ndarray  # [N]
     first_child: np.ndarray  # [N], -1 for none
     next_sibling: np.ndarray  # [N], -1 for none
@@ -34,15 +34,15 @@ class Prefixes(NamedTuple):
     g: np.ndarray  # [N, K+1]
     max_g: np.ndarray  # [N], float64
     exp_g: np.ndarray  # [N, K+1], exp(g - max_g), float64
-    log_fused: np.ndarray  # [N, K+1], added to ln Pr(k|y,t); [N, 0] for nothing
+    log_fused: np.ndarray  # [N, K+1], added to ln Pr(k|y,t); [N, 0] without fusion
     frame: np.ndarray  # [N], the last frame at whose beginning it was in A
-    log_prob: np.ndarray  # [N], its probability then
+    log_prob: np.ndarray  # [N], its log-probability then
     norm_frame: np.ndarray  # [N], the last frame for which log_norm was computed
     log_norm: np.ndarray  # [N], ln of the sum in Eq. 13
 
 
 class Transcription(NamedTuple):
-    """f of one utterance, float64."""
+    """The transcription vectors of one utterance, in float64."""
 
     f: np.ndarray  # [T, K+1]
     max_f: np.ndarray  # [T]
@@ -50,7 +50,7 @@ class Transcription(NamedTuple):
 
 
 def new_prefixes(weights: Weights, num_outputs: int, fused: bool) -> Prefixes:
-    """The trie of the empty sequence, its g yet to be computed."""
+    """Return a trie with the empty sequence; its g is not computed yet."""
     L, H = weights.peepholes.shape[0], weights.peepholes.shape[2]
     kind, N = weights.biases.dtype, 256
     parent, label, depth, first_child, next_sibling, frame, norm_frame = np.full(
@@ -75,7 +75,7 @@ def new_prefixes(weights: Weights, num_outputs: int, fused: bool) -> Prefixes:
 
 @compiled
 def child_of(node, label, prefixes):
-    """The node of y+k, or -1."""
+    """Return the node of y+k, or -1 if there is none."""
     child = prefixes.first_child[node]
     while child >= 0 and prefixes.label[child] != label:
         child = prefixes.next_sibling[child]
@@ -84,7 +84,7 @@ def child_of(node, label, prefixes):
 
 @compiled
 def add_child(node, parent, label, prefixes):
-    """Make `node` that of y+k."""
+    """Make `node` the node of y+k."""
     prefixes.parent[node], prefixes.label[node] = parent, label
     prefixes.depth[node] = prefixes.depth[parent] + 1
     prefixes.first_child[node] = -1
@@ -95,7 +95,7 @@ def add_child(node, parent, label, prefixes):
 
 @compiled
 def precedes(a, b, prefixes):
-    """Whether the labels of node a come before those of b in lexicographic order."""
+    """Return whether the labels of node a come before those of b in lexicographic order."""
     parent, depth = prefixes.parent, prefixes.depth
     shorter = depth[a] < depth[b]
     while depth[a] > depth[b]:
@@ -111,7 +111,7 @@ def precedes(a, b, prefixes):
 
 @compiled
 def by_depth(nodes, depth):
-    """The nodes, shortest first: a sort by counting."""
+    """Sort nodes by depth, shortest first, by counting."""
     deepest = 0
     for node in nodes:
         deepest = max(deepest, depth[node])
@@ -128,6 +128,7 @@ def by_depth(nodes, depth):
 
 @compiled
 def grown(array, size):
+    """Return a copy of an array with room for `size` rows."""
     larger = np.empty((size, *array.shape[1:]), array.dtype)
     larger[: array.shape[0]] = array
     return larger
@@ -135,7 +136,7 @@ def grown(array, size):
 
 @compiled
 def prefixes_for(size, prefixes):
-    """The prefixes with room for `size`."""
+    """Return the trie with room for `size` prefixes."""
     if size <= prefixes.parent.size:
         return prefixes
     size *= 2
@@ -168,14 +169,14 @@ _share_steps = sharing(_step_share)
 
 @compiled
 def step_new(first, last, weights, prefixes, teams):
-    """The prediction network's step to each of the prefixes first to last-1."""
+    """Step the prediction network to each of the prefixes first to last-1."""
     team = teams[1] if last - first >= 2 * MIN_ROWS else teams[0]
     _share_steps(team, (_evenly(first, last, team[0]), weights, prefixes))
 
 
 @compiled
 def _exponentials(x, max_x, exp_x, row):
-    """max_x[row] and exp_x[row] of the numbers x, for sums that neither overflow nor vanish."""
+    """Write the maximum of x and exp(x - maximum) to a row, so that sums do not overflow."""
     largest = -np.inf
     for k in range(x.size):
         largest = max(largest, x[k])
@@ -187,7 +188,7 @@ def _exponentials(x, max_x, exp_x, row):
 
 @compiled
 def exponentials(f):
-    """The two that `Transcription` has beside f."""
+    """Return max_f and exp_f of a `Transcription`."""
     max_f, exp_f = np.empty(f.shape[0]), np.empty(f.shape)
     for t in range(f.shape[0]):
         _exponentials(f[t], max_f, exp_f, t)
@@ -196,7 +197,7 @@ def exponentials(f):
 
 @compiled
 def log_norms(first, last, nodes, prefixes, transcription, t):
-    """ln Σ exp(f_t^k + g^k) over k (Eq. 13) of some nodes, by products where that is exact."""
+    """Compute ln Σ exp(f_t^k + g^k) over k (Eq. 13) of some nodes, by products where exact."""
     f, max_f = transcription.exp_f[t], transcription.max_f[t]
     g, max_g = prefixes.exp_g, prefixes.max_g
     norm_frame, log_norm, K1 = prefixes.norm_frame, prefixes.log_norm, transcription.f.shape[1]
@@ -205,7 +206,7 @@ def log_norms(first, last, nodes, prefixes, transcription, t):
         node = nodes[i]
         if norm_frame[node] == t:
             continue
-        a = b = c = d = 0.0  # four sums, that none waits for the others
+        a = b = c = d = 0.0  # four independent sums, for instruction-level parallelism
         for k in range(0, fours, 4):
             a += f[k] * g[node, k]
             b += f[k + 1] * g[node, k + 1]
@@ -223,7 +224,7 @@ def log_norms(first, last, nodes, prefixes, transcription, t):
 
 @compiled
 def _log_norm_directly(f, g):
-    """The same where f and g disagree; inf, which makes Pr(k) zero, where no k is possible."""
+    """Compute it without products; return inf, so that every Pr(k) is 0, if none is possible."""
     largest, total = -np.inf, 0.0
     for k in range(f.size):
         largest = max(largest, f[k] + g[k])
@@ -244,7 +245,7 @@ _share_norms = sharing(_norm_share)
 
 @compiled
 def normalise(nodes, prefixes, transcription, t, teams):
-    """`log_norm` of some nodes, for frame t."""
+    """Compute `log_norm` of some nodes for frame t."""
     team = teams[1] if nodes.size >= 2 * MIN_NORMS else teams[0]
     starts = _evenly(0, nodes.size, team[0])
     _share_norms(team, (starts, nodes, prefixes, transcription, t))
@@ -252,7 +253,7 @@ def normalise(nodes, prefixes, transcription, t, teams):
 
 @compiled
 def log_label(node, label, prefixes, transcription, t):
-    """ln Pr(k|y,t), and what is fused with it."""
+    """Return ln Pr(k|y,t) plus its fused score."""
     log_label = transcription.f[t, label] + prefixes.g[node, label] - prefixes.log_norm[node]
     if prefixes.log_fused.shape[1] > 0:
         log_label += prefixes.log_fused[node, label]
@@ -261,13 +262,13 @@ def log_label(node, label, prefixes, transcription, t):
 
 @compiled
 def add(a, b):
-    """ln(e^a + e^b), a not -inf."""
+    """Return ln(e^a + e^b); a is not -inf."""
     return max(a, b) + math.log1p(math.exp(-abs(a - b)))
 
 
 @compiled
 def _evenly(first, last, num_shares):
-    """Where each share of first to last-1 starts, and the last one's end."""
+    """Cut first to last-1 into equal shares; return where each starts, and the end."""
     starts = np.empty(num_shares + 1, np.int64)
     for i in range(num_shares + 1):
         starts[i] = first + (last - first) * i // num_shares
