@@ -6,7 +6,7 @@ from hypothesis import given
 from lattices import ANY_SHAPE, SHAPES, random_batch, twice
 
 from transduce.lattice import reference
-from transduce.lattice.consistency import disagreement, lattice_disagreement
+from transduce.lattice.consistency import lattice_symmetric_kl, symmetric_kl
 
 
 def kl(log_p, log_q):
@@ -29,7 +29,7 @@ def by_nodes(f, g, labels, num_frames, num_labels):
 
 
 def assert_as_by_nodes(arguments, tolerance=1e-9):
-    found, expected = lattice_disagreement(*arguments), by_nodes(*arguments)
+    found, expected = lattice_symmetric_kl(*arguments), by_nodes(*arguments)
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     weights = torch.arange(1, len(found) + 1, dtype=found.dtype)
     vectors = arguments[:2]
@@ -57,7 +57,7 @@ def test_it_is_so_of_any_batch(shape):
 def test_what_agrees_does_not_disagree_and_pulls_nowhere():
     one = random_batch(*SHAPES["ragged"])
     arguments = twice(one, one)
-    apart = lattice_disagreement(*arguments)
+    apart = lattice_symmetric_kl(*arguments)
     assert torch.equal(apart, torch.zeros_like(apart))
     for gradient in torch.autograd.grad(apart.sum(), arguments[:2]):
         assert not gradient.any()
@@ -72,16 +72,16 @@ def test_padding_is_not_read():
             f[b, T:] = 50.0 * torch.randn_like(f[b, T:])
             g[b, U + 1 :] = 50.0 * torch.randn_like(g[b, U + 1 :])
         padded.append(batch._replace(transcription=f, prediction=g))
-    found = lattice_disagreement(*twice(*padded))
-    torch.testing.assert_close(found, lattice_disagreement(*twice(one, other)))
+    found = lattice_symmetric_kl(*twice(*padded))
+    torch.testing.assert_close(found, lattice_symmetric_kl(*twice(one, other)))
 
 
 def test_in_half_of_the_bits_it_is_a_number_of_float32():
     one, other = (random_batch(*SHAPES["ragged"], seed=seed) for seed in (0, 1))
     arguments = twice(one, other, torch.bfloat16)
-    found = lattice_disagreement(*arguments)
+    found = lattice_symmetric_kl(*arguments)
     assert found.dtype == torch.float32
-    exact = lattice_disagreement(*twice(one, other))
+    exact = lattice_symmetric_kl(*twice(one, other))
     torch.testing.assert_close(found.double(), exact, rtol=0.03, atol=0.03)
 
 
@@ -89,7 +89,7 @@ def test_networks_that_say_the_opposite_give_no_nan():
     """Sums of densities that underflow: f and g put all their weight on different labels."""
     one, other = (random_batch(*SHAPES["ragged"], scale=200.0, seed=seed) for seed in (0, 1))
     arguments = twice(one, other, torch.float32)
-    found = lattice_disagreement(*arguments)
+    found = lattice_symmetric_kl(*arguments)
     assert found.isfinite().all()
     for gradient in torch.autograd.grad(found.sum(), arguments[:2]):
         assert gradient.isfinite().all()
@@ -102,7 +102,7 @@ def test_of_single_outputs_it_is_the_mean_divergence_within_the_length():
     one, other = outputs.log_softmax(-1).chunk(2)
     apart = (kl(other.detach(), one) + kl(one.detach(), other)) / 2
     expected = torch.stack([apart[0].sum(), apart[1, :2].sum()])
-    found = disagreement(outputs, lengths)
+    found = symmetric_kl(outputs, lengths)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(
         *(torch.autograd.grad(x[0] + 3 * x[1], outputs)[0] for x in (found, expected))

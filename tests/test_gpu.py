@@ -38,7 +38,7 @@ from transduce import (
     rnnt_loss,
     transducer_loss,
 )
-from transduce.lattice.consistency import lattice_disagreement
+from transduce.lattice.consistency import lattice_symmetric_kl
 
 pytestmark = [
     pytest.mark.gpu,
@@ -232,7 +232,7 @@ def test_two_lattices_disagree_on_the_gpu_as_on_the_cpu():
     found = []
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
         arguments = twice(one, other, dtype, device)
-        apart = lattice_disagreement(*arguments)
+        apart = lattice_symmetric_kl(*arguments)
         gradients = torch.autograd.grad(apart.sum(), arguments[:2])
         found.append([x.cpu().double() for x in (apart, *gradients)])
     for ours, theirs in zip(*found, strict=True):

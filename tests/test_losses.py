@@ -9,7 +9,7 @@ from transduce import transducer_loss
 from transduce.architectures import NetworkConfig, build_network
 from transduce.data.batches import Batch, Example
 from transduce.data.pairs import Origin, Pair
-from transduce.lattice.consistency import disagreement, lattice_disagreement
+from transduce.lattice.consistency import lattice_symmetric_kl, symmetric_kl
 from transduce.training.losses import consistent_losses, ctc_can_align, sequence_losses
 
 
@@ -92,11 +92,11 @@ def test_what_is_seen_twice_has_its_mean_loss_and_its_disagreement(kind):
     torch.manual_seed(0)
     if kind == "transducer":
         f, g, num_frames = network(views.frames, views.num_frames, views.labels)
-        expected = lattice_disagreement(f, g, views.labels, num_frames, views.num_labels)
+        expected = lattice_symmetric_kl(f, g, views.labels, num_frames, views.num_labels)
     elif kind == "ctc":
-        expected = disagreement(*network(views.frames, views.num_frames))
+        expected = symmetric_kl(*network(views.frames, views.num_frames))
     else:
-        expected = disagreement(network(views.labels), views.num_labels)
+        expected = symmetric_kl(network(views.labels), views.num_labels)
     torch.testing.assert_close(apart, expected)
     assert (apart > 0).all()
     network.eval()

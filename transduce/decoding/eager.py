@@ -17,7 +17,7 @@ from transduce.alphabet import NULL
 from transduce.decoding.fusion import FusedScores
 from transduce.decoding.hypothesis import Found, check_prediction
 from transduce.decoding.trie import prefixes_for
-from transduce.kernels.nvrtc import current, full_float32
+from transduce.kernels.nvrtc import current, without_autocast
 from transduce.networks import PredictionNetwork
 
 MIN_BATCH = 256  # hypotheses that are expanded at once, of a narrow beam; W of a wide one
@@ -34,7 +34,7 @@ def beam_searches(
     """B after the last frame, of each utterance, one utterance after the other."""
     device = network.output.weight.device
     on_gpu = device.type == "cuda"
-    with current(device) if on_gpu else nullcontext(), full_float32():
+    with current(device) if on_gpu else nullcontext(), without_autocast():
         return [
             _Search(network, f, beam_width, max_labels_per_frame, fused()).run()
             for f in transcriptions

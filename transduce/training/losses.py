@@ -9,7 +9,7 @@ from transduce.alphabet import NULL
 from transduce.architectures import NetworkConfig
 from transduce.data.batches import Batch, Example
 from transduce.decoding.ensemble import Ensemble
-from transduce.lattice.consistency import disagreement, lattice_disagreement
+from transduce.lattice.consistency import lattice_symmetric_kl, symmetric_kl
 from transduce.lattice.loss import transducer_loss
 
 
@@ -39,11 +39,11 @@ def consistent_losses(
     labels, num_labels = batch.labels, batch.num_labels
     if config.network == "transducer":
         transcription, prediction, num_frames = outputs
-        apart = lattice_disagreement(transcription, prediction, labels, num_frames, num_labels)
+        apart = lattice_symmetric_kl(transcription, prediction, labels, num_frames, num_labels)
     elif config.network == "ctc":
-        apart = disagreement(*outputs)
+        apart = symmetric_kl(*outputs)
     else:
-        apart = disagreement(outputs[0], num_labels)
+        apart = symmetric_kl(outputs[0], num_labels)
     return losses, apart
 
 
