@@ -152,7 +152,9 @@ class Operator:
 
     forward(*inputs) returns the loss and two tensors; fake(*inputs) returns empty ones like them.
     save(inputs, outputs) returns the tensors and the options that backward(upstream, *tensors,
-    *options) needs to return the gradients with respect to the first inputs.
+    *options) needs to return the gradients with respect to the first inputs. is_plain(*options) is
+    true where backward is nothing but PyTorch operations, so that even torch.func, which calls it
+    with wrapped tensors, needs no operator around it.
     """
 
     def __init__(
@@ -163,6 +165,7 @@ class Operator:
         save: Callable[[Any, Any], tuple[tuple[Tensor, ...], tuple[Any, ...]]],
         backward: Callable[..., Any],
         fake_backward: Callable[..., Any],
+        is_plain: Callable[..., bool],
     ) -> None:
         self.operator = torch.library.custom_op(f"transduce::{name}", forward, mutates_args=())
         self.operator.register_fake(fake)
@@ -199,7 +202,8 @@ class Operator:
             @staticmethod
             @torch.autograd.function.once_differentiable
             def backward(ctx: Any, upstream: Tensor | None, *_: Any) -> Any:
-                return gradients(backward, ctx, upstream)
+                plain = is_plain(*ctx.options)
+                return gradients(backward if plain else backward_operator, ctx, upstream)
 
         Eager.setup_context = staticmethod(setup_context)  # type: ignore[method-assign]
         # PyTorch asks for this signature at every call; to store it saves 25 µs.
@@ -292,6 +296,7 @@ arrow_loss = Operator(
         torch.empty_like(null, dtype=dtype),
         torch.empty_like(label, dtype=dtype),
     ),
+    lambda dtype: True,
 )
 
 
@@ -363,6 +368,7 @@ additive_loss = Operator(
         torch.empty_like(transcription, memory_format=torch.contiguous_format),
         torch.empty_like(prediction, memory_format=torch.contiguous_format),
     ),
+    lambda backend: backend == "cpu",
 )
 
 # --- Any joint network --------------------------------------------------------------------------
@@ -437,4 +443,5 @@ joint_loss = Operator(
     lambda inputs, outputs: ((*inputs[:4], *outputs[1:]), (*inputs[4:7], inputs[8])),
     _joint_backward,
     lambda upstream, logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
+    lambda *options: False,
 )
