@@ -283,7 +283,7 @@ def joint_forward(
 
 
 def joint_saved(logits: Tensor, with_gradients: bool) -> tuple[Tensor, Tensor]:
-    """Allocate ln of the sums of the logits' exponentials, 0 in the padding, and an empty tensor."""
+    """Allocate ln of the sums of the logits' exponentials (0 in padding), and an empty tensor."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return logits.new_zeros(logits.shape[:3], dtype=dtype), logits.new_empty(0, dtype=dtype)
 
