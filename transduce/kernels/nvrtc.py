@@ -159,10 +159,10 @@ def current_stream(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-def without_autocast() -> AbstractContextManager[Any]:
+def without_autocast(device_type: str = "cuda") -> AbstractContextManager[Any]:
     """Return a context in which autocast casts no product of this thread; TF32 stays as it is."""
-    on = torch.is_autocast_enabled("cuda")
-    return torch.autocast("cuda", enabled=False) if on else nullcontext()
+    on = torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if on else nullcontext()
 
 
 LOW_BITS = 13  # of a float32's 23 bits of mantissa, those that TF32 leaves out
@@ -175,7 +175,7 @@ def full_float32_matmul(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tens
     the four products are added, smallest first. The process-wide switch stays as it is. `out` may
     be neither a nor b.
     """
-    with without_autocast():
+    with without_autocast(a.device.type):
         tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
         if not (tf32 and a.is_cuda and a.dtype == torch.float32):
             return torch.matmul(a, b, out=out)
