@@ -59,6 +59,15 @@ class Joint(NamedTuple):
     target_lengths: Tensor
 
 
+class Arrows(NamedTuple):
+    """The arguments of lattice_loss."""
+
+    log_null: Tensor
+    log_label: Tensor
+    num_frames: Tensor
+    num_labels: Tensor
+
+
 def random_batch(
     num_frames: list[int],
     num_labels: list[int],
@@ -96,6 +105,25 @@ def random_lattice(T: int, U: int, *, impossible: float = 0.0, seed: int = 0) ->
     return [log_prob[:, :, 0], log_prob[:, :-1, 1]]
 
 
+def random_arrows(
+    num_frames: list[int],
+    num_labels: list[int],
+    *,
+    dtype: torch.dtype = torch.float32,
+    scale: float = 1.0,
+    padding: int = 0,
+    seed: int = 0,
+    impossible: float = 0.0,
+) -> Arrows:
+    """Draw the arrows of lattices of these lengths: normal, times `scale`, a share of them -inf."""
+    draw = torch.Generator().manual_seed(seed)
+    B, T, U = len(num_frames), max(num_frames) + padding, max(num_labels) + padding
+    numbers = torch.randn(2, B, T, U + 1, generator=draw, dtype=torch.float64) * scale
+    numbers[torch.rand(numbers.shape, generator=draw) < impossible] = -torch.inf
+    null, label = numbers.to(dtype)
+    return Arrows(null, label[:, :, :-1], *map(torch.tensor, (num_frames, num_labels)))
+
+
 def alignments(T: int, U: int) -> Iterator[tuple[int, ...]]:
     """Every alignment of U labels with T frames, as the frame at which each label is emitted."""
     return combinations_with_replacement(range(T), U)
@@ -114,7 +142,7 @@ def diagonals(nodes: Tensor) -> list[Tensor]:
     return [nodes.flip(1).diagonal(columns - 1 - n) for n in range(T + columns - 1)]
 
 
-def cast(batch: Batch | Joint, dtype: torch.dtype) -> Batch | Joint:
+def cast(batch: Batch | Joint | Arrows, dtype: torch.dtype) -> Batch | Joint | Arrows:
     return type(batch)(*(x.to(dtype) if x.is_floating_point() else x for x in batch))
 
 
@@ -128,7 +156,7 @@ def changed(tensor: Tensor, *place_and_value: float) -> Tensor:
 
 def loss_and_gradients(
     loss_function: Callable[..., Tensor],
-    batch: Batch | Joint,
+    batch: Batch | Joint | Arrows,
     backend: str = "reference",
     *,
     upstream: Tensor | None = None,
@@ -145,7 +173,10 @@ def loss_and_gradients(
 
 
 def assert_as_exact_as_the_reference(
-    loss_function: Callable[..., Tensor], batch: Batch | Joint, backend: str, **options: object
+    loss_function: Callable[..., Tensor],
+    batch: Batch | Joint | Arrows,
+    backend: str,
+    **options: object,
 ) -> None:
     """The loss and its gradients, in the batch's type, are exact enough."""
     assert_exact_enough(

@@ -85,6 +85,14 @@ def test_in_half_of_the_bits_it_is_a_number_of_float32():
     torch.testing.assert_close(found.double(), exact, rtol=0.03, atol=0.03)
 
 
+def test_autocast_changes_nothing():
+    one, other = (random_batch(*SHAPES["ragged"], seed=seed) for seed in (0, 1))
+    arguments = twice(one, other, torch.float32)
+    expected = lattice_symmetric_kl(*arguments)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(lattice_symmetric_kl(*arguments), expected)
+
+
 def test_networks_that_say_the_opposite_give_no_nan():
     """Sums of densities that underflow: f and g put all their weight on different labels."""
     one, other = (random_batch(*SHAPES["ragged"], scale=200.0, seed=seed) for seed in (0, 1))

@@ -19,6 +19,7 @@ from lattices import (
     cast,
     changed,
     loss_and_gradients,
+    random_arrows,
     random_batch,
     random_lattice,
     twice,
@@ -38,7 +39,10 @@ from transduce import (
     rnnt_loss,
     transducer_loss,
 )
-from transduce.lattice.consistency import lattice_disagreement
+from transduce.kernels.nvrtc import full_float32_matmul
+from transduce.lattice.consistency import lattice_symmetric_kl
+from transduce.lattice.loss import lattice_loss
+from transduce.lattice.operators import additive_loss, arrow_loss, joint_loss
 
 pytestmark = [
     pytest.mark.gpu,
@@ -191,13 +195,33 @@ def tf32():
     torch.backends.cuda.matmul.fp32_precision = before
 
 
-def test_tf32_and_autocast_change_nothing(request):
+def test_autocast_changes_nothing():
     batch = random_batch(*SHAPES["many labels"])
     expected = loss_and_gradients(transducer_loss, batch, "cuda")
-    request.getfixturevalue("tf32")
     with torch.autocast("cuda", torch.bfloat16):
         found = loss_and_gradients(transducer_loss, batch, "cuda")
     assert_same_bits(found, expected)
+
+
+@pytest.mark.parametrize("name", ["many labels", "a long lattice"])
+def test_with_tf32_the_loss_is_as_exact_as_the_reference(name, tf32):
+    assert_as_exact_as_the_reference(transducer_loss, random_batch(*SHAPES[name]), "cuda")
+
+
+@pytest.mark.parametrize("shape", [(70, 300), (3, 70, 300)], ids=["matrices", "batches"])
+def test_with_tf32_a_full_product_is_as_exact_as_without(shape, request):
+    draw = torch.Generator("cuda").manual_seed(0)
+    a, b = (torch.randn(shape, device="cuda", generator=draw) for _ in range(2))
+    exact = a.double() @ b.double().mT
+    plain = (a @ b.mT - exact).abs().max()
+    request.getfixturevalue("tf32")
+    rounded = (a @ b.mT - exact).abs().max()
+    with torch.autocast("cuda", torch.bfloat16):
+        error = (full_float32_matmul(a, b.mT) - exact).abs().max()
+    assert error <= 2 * plain < rounded / 10
+    into = torch.empty_like(exact, dtype=torch.float32)
+    assert full_float32_matmul(a, b.mT, out=into) is into
+    assert (into - exact).abs().max() <= 2 * plain
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -232,11 +256,107 @@ def test_two_lattices_disagree_on_the_gpu_as_on_the_cpu():
     found = []
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
         arguments = twice(one, other, dtype, device)
-        apart = lattice_disagreement(*arguments)
+        apart = lattice_symmetric_kl(*arguments)
         gradients = torch.autograd.grad(apart.sum(), arguments[:2])
         found.append([x.cpu().double() for x in (apart, *gradients)])
     for ours, theirs in zip(*found, strict=True):
         assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+# --- Given arrows -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 20.0])
+@pytest.mark.parametrize("shape", (SHAPES | WIDE).values(), ids=SHAPES | WIDE)
+def test_the_loss_of_arrows_is_as_exact_as_the_reference(shape, scale):
+    arrows = random_arrows(*shape[:2], scale=scale)
+    assert_as_exact_as_the_reference(lattice_loss, arrows, "cuda")
+
+
+@pytest.mark.parametrize("impossible", [0.0, 0.2])
+def test_the_loss_of_arrows_in_float64_is_float64(impossible):
+    for shape in (RAGGED, WIDE["five warps"], WIDE["two columns a thread"]):
+        options = {"dtype": torch.float64, "impossible": impossible, "padding": 1}
+        arrows = random_arrows(*shape[:2], **options)
+        expected = loss_and_gradients(lattice_loss, arrows)
+        found = loss_and_gradients(lattice_loss, arrows, "cuda")
+        assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_arrows_padding_is_never_read():
+    clean = random_arrows(*RAGGED[:2], padding=2)
+    poisoned = clean._replace(log_null=clean.log_null.clone(), log_label=clean.log_label.clone())
+    for b, (T, U) in enumerate(zip(*clean[2:], strict=True)):
+        poisoned.log_null[b, T:], poisoned.log_null[b, :, U + 1 :] = torch.nan, torch.nan
+        poisoned.log_label[b, T:], poisoned.log_label[b, :, U:] = torch.nan, torch.nan
+    found = loss_and_gradients(lattice_loss, poisoned, "cuda")
+    assert_same_bits(found, loss_and_gradients(lattice_loss, clean, "cuda"))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_an_arrow_that_is_no_number_makes_its_items_loss_nan(value):
+    arrows = random_arrows(*RAGGED[:2])
+    broken = arrows._replace(log_label=changed(arrows.log_label, 2, 1, 3, value))
+    loss, *_ = loss_and_gradients(lattice_loss, broken, "cuda")
+    assert loss.isnan().tolist() == [False, False, True, False, False]
+
+
+# --- Operators ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_operators_keep_pytorchs_rules(dtype):
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for operator, batch, options in (
+        (additive_loss, random_batch(*RAGGED, dtype=dtype), (True, "cuda")),
+        (joint_loss, joint(RAGGED, dtype=dtype), (0, True, -1.0, True, "cuda")),
+        (arrow_loss, random_arrows(*RAGGED[:2], dtype=dtype), (True, "cuda")),
+    ):
+        tensors = [x.cuda() for x in batch]
+        for x in tensors:
+            x.requires_grad_(x.is_floating_point())
+        torch.library.opcheck(operator.operator, (*tensors, *options), test_utils=checks)
+
+
+ON_GPU = {
+    "transducer_loss": (transducer_loss, lambda: random_batch(*RAGGED)),
+    "rnnt_loss": (
+        lambda *x, **y: rnnt_loss(*x, blank=0, reduction="none", **y),
+        lambda: joint(RAGGED),
+    ),
+    "lattice_loss": (lattice_loss, lambda: random_arrows(*RAGGED[:2])),
+}
+
+
+@pytest.mark.parametrize("loss_function, draw", ON_GPU.values(), ids=ON_GPU)
+def test_compiled_transformed_and_captured_losses_have_the_same_bits(loss_function, draw):
+    batch = draw()
+    tensors = [x.cuda() for x in batch]
+    leaves = [x.requires_grad_() for x in tensors if x.is_floating_point()]
+    rest = tensors[len(leaves) :]
+
+    def gradients(function):
+        loss = function(*leaves, *rest)
+        return [loss.detach(), *torch.autograd.grad(loss.sum(), leaves)]
+
+    expected = gradients(loss_function)
+    torch.compiler.reset()
+    compiled = torch.compile(loss_function, fullgraph=True, backend="aot_eager")
+    assert_same_bits(gradients(compiled), expected)
+    places = tuple(range(len(leaves)))
+    found = torch.func.grad(lambda *x: loss_function(*x, *rest).sum(), argnums=places)(
+        *(x.detach() for x in leaves)
+    )
+    assert_same_bits(found, expected[1:])
+    with torch.cuda.stream(torch.cuda.Stream()):
+        gradients(loss_function)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradients(loss_function)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_same_bits(captured, expected)
 
 
 def test_the_gradient_of_logits_needs_no_more_memory_than_they():

@@ -40,6 +40,7 @@ from transduce import (
 )
 from transduce.kernels.backends import resolve
 from transduce.lattice import reference
+from transduce.lattice.loss import TransducerLoss
 
 pytestmark = pytest.mark.usefixtures("empty_is_nan")
 
@@ -525,3 +526,34 @@ def test_wrong_lattices_are_named(part, log_null, log_label, message):
 def test_wrong_arguments_of_the_arrows_are_named(f, g, labels, message):
     with pytest.raises(ValueError, match=message):
         lattice_transitions(f, g, labels)
+
+
+# --- Reductions and modules ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_losses_are_reduced_as_asked(backend):
+    batch = random_batch(*RAGGED)
+    losses = transducer_loss(*batch, backend=backend)
+    assert losses.shape == (5,)
+    assert_close(transducer_loss(*batch, reduction="sum", backend=backend), losses.sum())
+    assert_close(transducer_loss(*batch, reduction="mean", backend=backend), losses.mean())
+    _, *plain = loss_and_gradients(transducer_loss, batch, backend)
+    _, *mean = loss_and_gradients(transducer_loss, batch, backend, reduction="mean")
+    assert_close(mean, [x / 5 for x in plain])
+
+
+def test_an_unknown_reduction_is_named():
+    with pytest.raises(ValueError, match="reduction must be none, mean or sum, not 'median'"):
+        transducer_loss(*GOOD, reduction="median")
+    with pytest.raises(ValueError, match="reduction must be none, mean or sum, not 'median'"):
+        TransducerLoss(reduction="median")
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_the_module_is_the_function(reduction, backend):
+    module = TransducerLoss(reduction=reduction, backend=backend)
+    expected = transducer_loss(*GOOD, reduction=reduction, backend=backend)
+    assert torch.equal(module(*GOOD), expected)
+    assert TransducerLoss()(*GOOD).shape == (2,)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from transduce.model.losses import consistent_losses, ctc_can_align, sequence_losses
 
 from transduce import transducer_loss
 from transduce.architectures import NetworkConfig, build_network
 from transduce.data.batches import Batch, Example
 from transduce.data.pairs import Origin, Pair
 from transduce.lattice.consistency import disagreement, lattice_disagreement
-from transduce.model.losses import consistent_losses, ctc_can_align, sequence_losses
 
 
 def example(frames, labels):

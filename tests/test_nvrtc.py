@@ -1,12 +1,14 @@
 """The GPU's sources compile, on machines that have NVRTC and no GPU."""
 
+import re
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 
 from transduce.decoding import trie as prefixes
-from transduce.kernels import nvrtc
+from transduce.kernels import nvrtc, sentinels
 from transduce.lattice import cuda as lattice
 from transduce.lstm import cuda as lstm
 
@@ -55,6 +57,29 @@ def test_the_lstm_compiles(parts, B, H, dtype, capability):
 def test_the_search_compiles(capability):
     code = nvrtc.compile_cuda(prefixes.SOURCE, (), capability)
     assert all(name.encode() in code for name in prefixes.NAMES)
+
+
+def test_the_sources_take_the_sentinels_from_one_place():
+    for double in (False, True):
+        least, never = sentinels.impossible(double), sentinels.never(double)
+        assert least < 10 * never < 0
+        assert f"({least!r}" in sentinels.cuda_options(double)[0]
+    literals = re.compile(r"-1e\+?(290|280|30|29)\b")
+    folder = Path(sentinels.__file__).parent.parent
+    for path in (*folder.rglob("*.py"), *folder.rglob("*.cu")):
+        assert path.name == "sentinels.py" or not literals.search(path.read_text()), path
+
+
+def test_a_product_in_full_float32_is_a_product():
+    a, b = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
+    assert torch.equal(nvrtc.full_float32_matmul(a, b.mT), a @ b.mT)
+    assert torch.equal(nvrtc.full_float32_matmul(a[0], b[0].mT), a[0] @ b[0].mT)
+    into = torch.empty(2, 3, 5)
+    assert nvrtc.full_float32_matmul(a, b.mT, out=into) is into
+    for x in (a, b.mT):
+        high, low = nvrtc._split(x)
+        assert torch.equal(high + low, x)
+        assert not (high.view(torch.int32) & 0x1FFF).any()
 
 
 def test_what_does_not_compile_is_said():

@@ -29,6 +29,7 @@ from torch.testing import assert_close
 
 from transduce import rnnt_loss, transducer_loss
 from transduce.lattice import reference
+from transduce.lattice.loss import RNNTLoss
 
 pytestmark = pytest.mark.usefixtures("empty_is_nan")
 
@@ -135,6 +136,16 @@ def test_losses_are_reduced_as_asked(backend):
     _, plain = gradients(joint, backend)
     assert_close(gradients(joint, backend, reduction="sum")[1], plain)
     assert_close(gradients(joint, backend, reduction="mean")[1], plain / 5)
+
+
+def test_the_module_is_the_function():
+    joint = random_joint(*RAGGED)
+    options = {"blank": 0, "clamp": 0.1, "reduction": "sum", "fused_log_softmax": False}
+    assert torch.equal(RNNTLoss(**options)(*joint), rnnt_loss(*joint, **options))
+    last = joint._replace(targets=joint.targets - 1)
+    assert torch.equal(RNNTLoss()(*last), rnnt_loss(*last))
+    with pytest.raises(ValueError, match="reduction must be"):
+        RNNTLoss(reduction="median")
 
 
 @pytest.mark.parametrize("backend", ALL_BACKENDS)

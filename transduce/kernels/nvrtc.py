@@ -1,12 +1,17 @@
-"""CUDA C++ compiled when first used, by the NVRTC that comes with PyTorch, and its launches."""
+"""Compile CUDA C++ when it is first used, with the NVRTC that comes with PyTorch, and launch it.
+
+Every launch goes through the CUDA driver's C interface and PyTorch's public streams; no private
+interface of PyTorch is used. `full_float32_matmul` is here because the same backends need it: no
+function changes PyTorch's process-wide precision switches.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import struct
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,13 +20,13 @@ import torch
 from torch import Tensor
 
 MAX_ARGUMENTS = 32
-USUAL_SHARED = 48 * 1024  # bytes; a kernel that needs more must ask
+USUAL_SHARED = 48 * 1024  # bytes of shared memory; a kernel that needs more must ask for it
 MOST_SHARED = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class _Thread(threading.local):
-    """A thread's own room for a launch's arguments, and the device whose context it has."""
+    """A thread's buffers for a launch's arguments, and the device of its current context."""
 
     def __init__(self) -> None:
         self.device: int | None = None
@@ -36,6 +41,7 @@ _thread = _Thread()
 
 @cache
 def _nvrtc() -> Any:
+    """Load NVRTC: the one of PyTorch's CUDA version, or any that is installed beside PyTorch."""
     major = (torch.version.cuda or "").split(".")[0]
     names = [f"libnvrtc.so.{major}", "libnvrtc.so"]
     root = Path(torch.__file__).parent.parent / "nvidia"
@@ -45,7 +51,7 @@ def _nvrtc() -> Any:
             return ctypes.CDLL(name)
         except OSError:
             continue
-    raise ImportError(f"NVRTC is not there; looked for {', '.join(names)}")
+    raise ImportError(f"NVRTC was not found; looked for {', '.join(names)}")
 
 
 @cache
@@ -54,6 +60,7 @@ def _driver() -> Any:
 
 
 def _check(code: int, what: str) -> None:
+    """Raise RuntimeError if the driver returned an error code; `what` names the action."""
     if code:
         name = ctypes.c_char_p()
         _driver().cuGetErrorString(code, ctypes.byref(name))
@@ -62,11 +69,11 @@ def _check(code: int, what: str) -> None:
 
 @cache
 def compile_cuda(source: str, options: tuple[str, ...], capability: tuple[int, int]) -> bytes:
-    """The machine code of a source for one kind of GPU."""
+    """Compile a source for one compute capability; return the machine code."""
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
     text = source.encode()
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"transduce.cu", 0, None, None):
-        raise RuntimeError("NVRTC did not take the source")
+        raise RuntimeError("NVRTC did not accept the source")
     try:
         return _compiled(nvrtc, program, options, capability)
     finally:
@@ -87,12 +94,12 @@ def _compiled(
     failed = nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
     code = ctypes.create_string_buffer(size.value)
     if failed or nvrtc.nvrtcGetCUBIN(program, code):
-        raise RuntimeError("NVRTC gave no machine code")
+        raise RuntimeError("NVRTC returned no machine code")
     return code.raw
 
 
 class Kernel:
-    """One function of a module on one device. Its arguments are all 64 bits wide."""
+    """One kernel of a module, loaded on one device. All its arguments are 64 bits wide."""
 
     def __init__(self, function: ctypes.c_void_p, context: ctypes.c_void_p, device: int) -> None:
         self.function, self.context, self.device = function, context, device
@@ -105,23 +112,25 @@ class Kernel:
         arguments: Sequence[Tensor | int | float | None],
         shared: int = 0,
         together: bool = False,
+        stream: int | None = None,
     ) -> None:
-        """Launch on the current stream: tensors as pointers, None as a null one, int as long long,
+        """Launch the kernel: pass tensors as pointers, None as a null pointer, int as long long and
         float as double.
 
         `shared` is the dynamic shared memory in bytes. With `together` all blocks run at once, so
-        that one may wait for another.
+        that one may wait for another. `stream` is the handle of the current stream, for a caller
+        that makes several launches; without it the launch asks for it.
         """
         _thread.values[: len(arguments)] = [_bits(argument) for argument in arguments]
-        if _thread.device != self.device:  # autograd's threads begin without a context
+        if _thread.device != self.device:  # autograd's threads start without a context
             _check(_driver().cuCtxSetCurrent(self.context), "setting the context")
             _thread.device = self.device
         if shared > self.shared:
-            what = _driver().cuFuncSetAttribute(self.function, MAX_DYNAMIC_SHARED, shared)
-            _check(what, f"asking for {shared} bytes of shared memory")
+            code = _driver().cuFuncSetAttribute(self.function, MAX_DYNAMIC_SHARED, shared)
+            _check(code, f"asking for {shared} bytes of shared memory")
             self.shared = shared
-        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self.device))
-        options = (self.function, *grid, 1, threads, 1, 1, shared, stream, _thread.pointers)
+        handle = ctypes.c_void_p(current_stream(self.device) if stream is None else stream)
+        options = (self.function, *grid, 1, threads, 1, 1, shared, handle, _thread.pointers)
         if together:
             _check(_driver().cuLaunchCooperativeKernel(*options), "a kernel's launch")
         else:
@@ -140,50 +149,65 @@ def _bits(argument: Tensor | int | float | None) -> int:
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which the device is the current one."""
+    """Return a context in which the device is the current one."""
     here = device.index == torch.cuda.current_device()
     return nullcontext() if here else torch.cuda.device(device)
 
 
-def without_autocast() -> AbstractContextManager[Any]:
-    """A context for products of tensors as they are, in TF32 if PyTorch was told so."""
-    on = torch.is_autocast_enabled("cuda")
-    return torch.autocast("cuda", enabled=False) if on else nullcontext()
+def current_stream(device: int) -> int:
+    """Return the handle of a device's current stream, for launches."""
+    return torch.cuda.current_stream(device).cuda_stream
 
 
-def full_float32() -> AbstractContextManager[None]:
-    """A context for products in full float32, whatever PyTorch was told of TF32 and half types."""
-    rounded = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return _full_float32() if rounded or torch.is_autocast_enabled("cuda") else nullcontext()
+def without_autocast(device_type: str = "cuda") -> AbstractContextManager[Any]:
+    """Return a context in which autocast casts no product of this thread; TF32 stays as it is."""
+    on = torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if on else nullcontext()
 
 
-@contextmanager
-def _full_float32() -> Iterator[None]:
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    try:
-        with torch.autocast("cuda", enabled=False):
-            yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+LOW_BITS = 13  # of a float32's 23 bits of mantissa, those that TF32 leaves out
+
+
+def full_float32_matmul(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return a @ b of matrices or batches in full precision, even if TF32 or autocast is on.
+
+    With TF32 enabled, each operand is split into a part that TF32 holds exactly and the rest, and
+    the four products are added, smallest first. The process-wide switch stays as it is. `out` may
+    be neither a nor b.
+    """
+    with without_autocast(a.device.type):
+        tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+        if not (tf32 and a.is_cuda and a.dtype == torch.float32):
+            return torch.matmul(a, b, out=out)
+        (a_high, a_low), (b_high, b_low) = _split(a), _split(b)
+        result = torch.matmul(a_low, b_low, out=out)
+        for left, right in ((a_low, b_high), (a_high, b_low), (a_high, b_high)):
+            result += torch.matmul(left, right)
+        return result
+
+
+def _split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the part of x that TF32 holds exactly, and the rest."""
+    high = (x.contiguous().view(torch.int32) & -(1 << LOW_BITS)).view(torch.float32)
+    return high, x - high
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """Contiguous, and where 16 bytes can be loaded at once; copied if it is not."""
+    """Return the tensor contiguous and aligned to 16 bytes; copy it if it is not."""
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def set_all_bits(tensor: Tensor) -> None:
-    """Fill a tensor with ones, bit by bit, on the current stream."""
-    stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(tensor.get_device()))
+    """Set every bit of a tensor, on the current stream."""
+    stream = ctypes.c_void_p(current_stream(tensor.get_device()))
     place, words = ctypes.c_void_p(tensor.data_ptr()), tensor.nbytes // 4
     _check(_driver().cuMemsetD32Async(place, 0xFFFFFFFF, ctypes.c_size_t(words), stream), "a fill")
 
 
 @cache
 def shared_memory(device: int) -> int:
-    """How many bytes of it a block may ask for."""
+    """Return the bytes of shared memory that a block may ask for on a device."""
     number, handle = ctypes.c_int(), ctypes.c_int()
     _check(_driver().cuDeviceGet(ctypes.byref(handle), device), "finding the GPU")
     code = _driver().cuDeviceGetAttribute(ctypes.byref(number), MOST_SHARED, handle)
@@ -195,13 +219,13 @@ def shared_memory(device: int) -> int:
 def kernels(
     source: str, options: tuple[str, ...], names: tuple[str, ...], device: int
 ) -> tuple[Kernel, ...]:
-    """The named kernels of a source, loaded on a device; call it with that device current."""
+    """Return the named kernels of a source, loaded on a device, which must be the current one."""
     code = compile_cuda(source, options, torch.cuda.get_device_capability(device))
     module, context, handle = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
     _check(_driver().cuDeviceGet(ctypes.byref(handle), device), "finding the GPU")
-    # PyTorch's own context; the thread may have none yet.
-    what = _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
-    _check(what, "asking for the GPU's context")
+    # PyTorch uses the primary context; this thread may have none yet.
+    code_of_context = _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+    _check(code_of_context, "asking for the GPU's context")
     _check(_driver().cuCtxSetCurrent(context), "setting the context")
     _thread.device = device
     _check(_driver().cuModuleLoadData(ctypes.byref(module), code), "loading a module")

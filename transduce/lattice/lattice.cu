@@ -1,6 +1,7 @@
 // The output lattice on the GPU (Eqs. 12-22). `real` is float or double, `input` the logits' type.
 // Arrays along the lattice are skewed: node (t, u) of item b is at (b * rows + t + u) * columns + u,
-// with rows = T + U and columns = U + 1, rounded up to a thread's E.
+// with rows = T + U and columns = U + 1, rounded up to a thread's E. The compiler's options define
+// IMPOSSIBLE, a large negative number in place of -inf, and NEVER, which no possible value is below.
 
 typedef long long integer;
 #define INFINITE __longlong_as_double(0x7ff0000000000000LL)
@@ -15,8 +16,6 @@ __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 // double's conversions are slow, so for float inputs it is two floats, whose sum is exact.
 #ifdef DOUBLE
 typedef double value;
-#define IMPOSSIBLE (-1e290)
-#define NEVER (-1e280)
 __device__ __forceinline__ value new_value(double x) { return x; }
 __device__ __forceinline__ double whole(value a) { return a; }
 __device__ __forceinline__ value add(value a, double b) { return a + b; }
@@ -27,8 +26,6 @@ __device__ __forceinline__ value shuffle_up(value a) { return __shfl_up_sync(0xf
 __device__ __forceinline__ value shuffle_down(value a) { return __shfl_down_sync(0xffffffff, a, 1); }
 #else
 struct __align__(8) value { float high, low; };
-#define IMPOSSIBLE (-1e30f)
-#define NEVER (-1e29)
 __device__ __forceinline__ value new_value(float x) { return {x, 0.0f}; }
 __device__ __forceinline__ double whole(value a) { return (double)a.high + (double)a.low; }
 __device__ __forceinline__ value add(value a, float b) {
@@ -381,10 +378,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     return;
   }
   bool bad = T != num_frames[b] || U != num_labels[b];
-  for (integer u = threadIdx.x; u < U; u += blockDim.x) {
-    integer k = labels[b * max_U + u];
-    bad |= k < 0 || k >= K || k == null;
-  }
+  if (labels)  // else the arrows were given
+    for (integer u = threadIdx.x; u < U; u += blockDim.x) {
+      integer k = labels[b * max_U + u];
+      bad |= k < 0 || k >= K || k == null;
+    }
   bad = __syncthreads_or(bad);
   double x = diagonals<true>(log_null + at, log_label + at, log_alpha, T + U, U, (int)columns);
   if (threadIdx.x == U / E) {
@@ -611,4 +609,52 @@ extern "C" __global__ void joint_gradient(const input* logits, const real* log_t
     if (bound > 0) v = v > bound ? bound : v < -bound ? -bound : v;
     y[k] = narrowed(factor * v);
   }
+}
+
+// --- Given arrows --------------------------------------------------------------------------------
+
+// Copies the arrows [T, U+1] and [T, U] of an item (blockIdx.y) into skewed arrays; +inf becomes NaN.
+extern "C" __global__ void skew_arrows(const real* null_arrows, const real* label_arrows,
+                                       const integer* num_frames, const integer* num_labels,
+                                       real* log_null, real* log_label, integer max_T, integer max_U,
+                                       integer rows, integer columns) {
+  integer b = blockIdx.y;
+  integer T = frames_of(num_frames, b, max_T), U = labels_of(num_labels, b, max_U);
+  node_of node(rows, columns);
+  if (!node.inside) return;
+  double to_null = IMPOSSIBLE, to_label = IMPOSSIBLE;
+  if (node.t >= 0 && node.t < T && node.u <= U) {
+    to_null = null_arrows[(b * max_T + node.t) * (max_U + 1) + node.u];
+    if (node.u < U) to_label = label_arrows[(b * max_T + node.t) * max_U + node.u];
+  }
+  log_null[node.at] = arrow(to_null < INFINITE ? to_null : NOT_A_NUMBER);
+  log_label[node.at] = arrow(to_label < INFINITE ? to_label : NOT_A_NUMBER);
+}
+
+// Writes the posteriors that the alignment takes each arrow of an item (blockIdx.y), and 0 in the
+// padding.
+extern "C" __global__ void occupancies(const real* high_alpha, const unsigned short* low_alpha,
+                                       const real* high_beta, const unsigned short* low_beta,
+                                       const real* log_null, const real* log_label,
+                                       const double* evidence, const integer* num_frames,
+                                       const integer* num_labels, real* by_null, real* by_label,
+                                       integer max_T, integer max_U, integer rows, integer columns) {
+  log_variables log_alpha = {(real*)high_alpha, (unsigned short*)low_alpha};
+  log_variables log_beta = {(real*)high_beta, (unsigned short*)low_beta};
+  integer b = blockIdx.y, i = blockIdx.x * (integer)blockDim.x + threadIdx.x;
+  if (i >= max_T * (max_U + 1)) return;
+  integer t = i / (max_U + 1), u = i % (max_U + 1);
+  integer T = frames_of(num_frames, b, max_T), U = labels_of(num_labels, b, max_U);
+  real null = 0, label = 0;
+  if (t < T && u <= U && evidence[b] != INFINITE) {
+    integer node = (b * rows + t + u) * columns + u;
+    double before = log_alpha[node] - evidence[b];
+    if (t + 1 < T)
+      null = exponential((real)(before + log_null[node] + log_beta[node + columns]));
+    else if (u == U)  // the last null ends the alignment: β(T+1, U) = 1
+      null = exponential((real)(before + log_null[node]));
+    if (u < U) label = exponential((real)(before + log_label[node] + log_beta[node + columns + 1]));
+  }
+  by_null[b * max_T * (max_U + 1) + i] = null;
+  if (u < max_U) by_label[(b * max_T + t) * max_U + u] = label;
 }

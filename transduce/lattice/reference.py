@@ -1,11 +1,12 @@
 """The output lattice as the paper writes it: loops over one utterance at a time (Eqs. 12-22).
 
-Every other backend is tested against this one, so it is kept plain. It builds all of Pr(k|t,u),
+Every other backend is tested against this one, so it stays plain. It builds all of Pr(k|t,u),
 which the others never do. In code t is the paper's t-1; u is unchanged.
 
--inf is an event that cannot happen: its likelihood is zero and so is its gradient, never NaN.
+-inf means an impossible event: its likelihood is zero and its gradient is zero, never NaN.
 """
 
+from collections.abc import Iterator
 from itertools import product
 
 import torch
@@ -13,19 +14,20 @@ from torch import Tensor
 
 
 def output_distribution(transcription: Tensor, prediction: Tensor) -> Tensor:
-    """ln Pr(k|t,u) of one utterance (Eqs. 12-13), [T, U+1, K+1], from f [T, K+1], g [U+1, K+1]."""
+    """Return ln Pr(k|t,u) of one utterance, [T, U+1, K+1], from f [T, K+1] and g [U+1, K+1]
+    (Eqs. 12-13)."""
     log_density = transcription[:, None] + prediction[None]  # Eq. 12
     return normalise(log_density)  # Eq. 13
 
 
 def normalise(log_density: Tensor) -> Tensor:
-    """ln Pr(k) from ln h(k); where every k has density 0, every k has probability 0."""
+    """Return ln Pr(k) from ln h(k); where every k has density 0, every k has probability 0."""
     log_total = log_density.logsumexp(-1, keepdim=True)
     return torch.where(log_total == -torch.inf, -torch.inf, log_density - log_total)
 
 
 def transitions(log_prob: Tensor, labels: Tensor, null: int) -> tuple[Tensor, Tensor]:
-    """ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U], the arrows of the lattice (Eqs. 14-15)."""
+    """Return the arrows ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] (Eqs. 14-15)."""
     U = len(labels)
     log_label = log_prob[:, torch.arange(U), labels]  # Eq. 14
     log_null = log_prob[:, :, null]  # Eq. 15
@@ -35,12 +37,12 @@ def transitions(log_prob: Tensor, labels: Tensor, null: int) -> tuple[Tensor, Te
 def lattice_transitions(
     transcription: Tensor, prediction: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] of one utterance's f and g (Eqs. 12-15)."""
+    """Return ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] of one utterance's f and g (Eqs. 12-15)."""
     return transitions(output_distribution(transcription, prediction), labels, null=0)
 
 
 def forward_variables(log_null: Tensor, log_label: Tensor) -> Tensor:
-    """The forward variable α(t,u) of one utterance, in log space (Eq. 16).
+    """Return the forward variable α(t,u) of one utterance, in log space (Eq. 16).
 
     log_null is [T, U+1], log_label is [T, U]; the result is [T, U+1].
     """
@@ -57,12 +59,12 @@ def forward_variables(log_null: Tensor, log_label: Tensor) -> Tensor:
 
 
 def log_likelihood(log_null: Tensor, log_label: Tensor) -> Tensor:
-    """ln Pr(y|x) of one utterance (Eq. 17), a scalar."""
+    """Return ln Pr(y|x) of one utterance (Eq. 17), a scalar."""
     return forward_variables(log_null, log_label)[-1, -1] + log_null[-1, -1]  # Eq. 17
 
 
 def backward_variables(log_null: Tensor, log_label: Tensor) -> Tensor:
-    """The backward variable β(t,u) of one utterance, in log space (Eq. 18), [T, U+1]."""
+    """Return the backward variable β(t,u) of one utterance, in log space (Eq. 18), [T, U+1]."""
     T, U = log_label.shape
     impossible = log_null.new_tensor(-torch.inf)
     log_beta = log_null.new_zeros(T, U + 1)
@@ -77,19 +79,19 @@ def backward_variables(log_null: Tensor, log_label: Tensor) -> Tensor:
 
 
 def log_occupancy(log_null: Tensor, log_label: Tensor) -> Tensor:
-    """ln α(t,u) β(t,u) / Pr(y|x): the probability that the alignment of y passes each node."""
+    """Return ln α(t,u) β(t,u) / Pr(y|x): the posterior that the alignment passes each node."""
     log_alpha = forward_variables(log_null, log_label)
     log_beta = backward_variables(log_null, log_label)
     return given(log_alpha + log_beta, log_beta[0, 0])
 
 
 def given(log_joint: Tensor, log_evidence: Tensor) -> Tensor:
-    """A joint probability over the evidence's; given what is impossible, everything is."""
+    """Divide a joint probability by the evidence; given an impossible event, return -inf."""
     return torch.where(log_evidence == -torch.inf, -torch.inf, log_joint - log_evidence)
 
 
 def best_alignment(log_null: Tensor, log_label: Tensor) -> tuple[list[int], float]:
-    """The frame at which the most probable alignment emits each label, and its ln Pr(a|x)."""
+    """Return the frame at which the most probable alignment emits each label, and ln Pr(a|x)."""
     T, U = log_label.shape
     best = log_null.new_full((T, U + 1), -torch.inf)
     best[0, 0] = 0
@@ -111,30 +113,65 @@ def best_alignment(log_null: Tensor, log_label: Tensor) -> tuple[list[int], floa
     return frames[::-1], float(best[-1, -1] + log_null[-1, -1])
 
 
-def transition_gradient(log_prob: Tensor, labels: Tensor, null: int) -> tuple[Tensor, Tensor]:
-    """The loss of one utterance, and Pr(k|t,u) ∂L/∂Pr(k|t,u) (Eq. 20), [T, U+1, K+1].
-
-    The product with Pr(k|t,u) is taken at once, so that a probability of zero divides nothing.
-    """
-    T, U = log_prob.shape[0], len(labels)
-    log_null, log_label = transitions(log_prob, labels, null)
+def arrow_occupancies(log_null: Tensor, log_label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ln Pr(y|x) and the posteriors that the alignment takes each null arrow [T, U+1] and
+    each label arrow [T, U]: minus the loss's derivatives by the arrows' logarithms (Eq. 20)."""
     log_alpha = forward_variables(log_null, log_label)
     log_beta = backward_variables(log_null, log_label)
-    evidence = log_likelihood(log_null, log_label)
-    after_null = log_beta.new_full((T, U + 1), -torch.inf)
+    evidence = log_alpha[-1, -1] + log_null[-1, -1]  # Eq. 17
+    after_null = torch.full_like(log_beta, -torch.inf)
     after_null[:-1] = log_beta[1:]
     after_null[-1, -1] = 0  # β(T+1, U) = 1: the last null ends the alignment
-    gradient = torch.zeros_like(log_prob)
     by_null = given(log_alpha + log_null + after_null, evidence)
     by_label = given(log_alpha[:, :-1] + log_label + log_beta[:, 1:], evidence)
-    gradient[:, :, null] = -by_null.exp()  # Eq. 20, k = ∅
-    gradient[:, torch.arange(U), labels] = -by_label.exp()  # Eq. 20, k = y_{u+1}
-    return -evidence, gradient
+    return evidence, by_null.exp(), by_label.exp()
+
+
+def transition_gradient(log_prob: Tensor, labels: Tensor, null: int) -> Tensor:
+    """Return Pr(k|t,u) ∂L/∂Pr(k|t,u) of one utterance (Eq. 20), [T, U+1, K+1].
+
+    The product with Pr(k|t,u) is taken at once, so that nothing is divided by a probability of 0.
+    """
+    _, by_null, by_label = arrow_occupancies(*transitions(log_prob, labels, null))
+    gradient = torch.zeros_like(log_prob)
+    gradient[:, :, null] = -by_null  # Eq. 20, k = ∅
+    gradient[:, torch.arange(len(labels)), labels] = -by_label  # Eq. 20, k = y_{u+1}
+    return gradient
 
 
 def density_gradient(log_prob: Tensor, gradient: Tensor) -> Tensor:
-    """∂L/∂ ln h(k,t,u), the terms that Eqs. 21-22 sum, from Pr ∂L/∂Pr."""
+    """Return ∂L/∂ ln h(k,t,u), the terms that Eqs. 21-22 sum, from Pr ∂L/∂Pr."""
     return gradient - log_prob.exp() * gradient.sum(-1, keepdim=True)
+
+
+# --- The losses of a batch ----------------------------------------------------------------------
+
+
+def _lengths(num_frames: Tensor, num_labels: Tensor) -> Iterator[tuple[int, int, int]]:
+    """Yield b, T and U of each item."""
+    lengths = zip(num_frames.tolist(), num_labels.tolist(), strict=True)
+    return ((b, T, U) for b, (T, U) in enumerate(lengths))
+
+
+def lattice_forward(
+    log_null: Tensor,
+    log_label: Tensor,
+    num_frames: Tensor,
+    num_labels: Tensor,
+    with_occupancies: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss [B] of given arrows, and their occupancies if asked for."""
+    loss = log_null.new_zeros(len(log_null))
+    B = len(log_null) if with_occupancies else 0
+    null, label = (x.new_zeros((B, *x.shape[1:])) for x in (log_null, log_label))
+    for b, T, U in _lengths(num_frames, num_labels):
+        arrows = log_null[b, :T, : U + 1], log_label[b, :T, :U]
+        if not with_occupancies:
+            loss[b] = -log_likelihood(*arrows)
+            continue
+        evidence, null[b, :T, : U + 1], label[b, :T, :U] = arrow_occupancies(*arrows)
+        loss[b] = -evidence
+    return loss, null, label
 
 
 def additive_forward(
@@ -144,23 +181,34 @@ def additive_forward(
     num_frames: Tensor,
     num_labels: Tensor,
     with_gradients: bool,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The loss [B] of the additive density, and what its gradients will need."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss [B] of the additive density, and two empty tensors: nothing is saved."""
     loss = f.new_zeros(len(labels))
-    for b, (T, U) in enumerate(zip(num_frames.tolist(), num_labels.tolist(), strict=True)):
+    for b, T, U in _lengths(num_frames, num_labels):
         arrows = lattice_transitions(f[b, :T], g[b, : U + 1], labels[b, :U])
         loss[b] = -log_likelihood(*arrows)
-    return loss, (f, g, labels, num_frames, num_labels)
+    return loss, *additive_saved(f, g, with_gradients)
+
+
+def additive_saved(f: Tensor, g: Tensor, with_gradients: bool) -> tuple[Tensor, Tensor]:
+    """Allocate two empty tensors: the gradients are computed from f and g alone."""
+    return f.new_empty(0), g.new_empty(0)
 
 
 def additive_backward(
-    upstream: Tensor, f: Tensor, g: Tensor, labels: Tensor, num_frames: Tensor, num_labels: Tensor
+    upstream: Tensor,
+    f: Tensor,
+    g: Tensor,
+    labels: Tensor,
+    num_frames: Tensor,
+    num_labels: Tensor,
+    *saved: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients with respect to f and g, times upstream [B]."""
+    """Return the gradients with respect to f and g, times upstream [B]."""
     grad_f, grad_g = torch.zeros_like(f), torch.zeros_like(g)
-    for b, (T, U) in enumerate(zip(num_frames.tolist(), num_labels.tolist(), strict=True)):
+    for b, T, U in _lengths(num_frames, num_labels):
         log_prob = output_distribution(f[b, :T], g[b, : U + 1])
-        _, gradient = transition_gradient(log_prob, labels[b, :U], null=0)
+        gradient = transition_gradient(log_prob, labels[b, :U], null=0)
         cells = upstream[b] * density_gradient(log_prob, gradient)
         grad_f[b, :T] = cells.sum(1)  # Eq. 21
         grad_g[b, : U + 1] = cells.sum(0)  # Eq. 22
@@ -175,14 +223,19 @@ def joint_forward(
     null: int,
     fused: bool,
     with_gradients: bool,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The loss [B] of any joint network's logits [B, T, U+1, K+1]; nothing is kept for later."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss [B] of any joint network's logits [B, T, U+1, K+1]; nothing is saved."""
     loss = logits.new_zeros(len(labels), dtype=torch.promote_types(logits.dtype, torch.float32))
-    for b, (T, U) in enumerate(zip(num_frames.tolist(), num_labels.tolist(), strict=True)):
+    for b, T, U in _lengths(num_frames, num_labels):
         cells = logits[b, :T, : U + 1].to(loss.dtype)
         log_prob = normalise(cells) if fused else cells
         loss[b] = -log_likelihood(*transitions(log_prob, labels[b, :U], null))
-    return loss, ()
+    return loss, *joint_saved(logits, with_gradients)
+
+
+def joint_saved(logits: Tensor, with_gradients: bool) -> tuple[Tensor, Tensor]:
+    """Allocate two empty tensors: the gradient is computed from the logits alone."""
+    return logits.new_empty(0), logits.new_empty(0)
 
 
 def joint_backward(
@@ -194,13 +247,14 @@ def joint_backward(
     null: int,
     fused: bool,
     clamp: float,
+    *saved: Tensor,
 ) -> Tensor:
-    """The gradient with respect to the logits, clamped before it is scaled by `upstream`."""
+    """Return the gradient with respect to the logits, clamped before `upstream` scales it."""
     grad = torch.zeros_like(logits)
-    for b, (T, U) in enumerate(zip(num_frames.tolist(), num_labels.tolist(), strict=True)):
+    for b, T, U in _lengths(num_frames, num_labels):
         cells = logits[b, :T, : U + 1].to(upstream.dtype)
         log_prob = normalise(cells) if fused else cells
-        _, gradient = transition_gradient(log_prob, labels[b, :U], null)
+        gradient = transition_gradient(log_prob, labels[b, :U], null)
         if fused:
             gradient = density_gradient(log_prob, gradient)
         if clamp > 0:

@@ -1,11 +1,13 @@
-"""The output lattice on the CPU, compiled by Numba (Eqs. 12-22)."""
+"""The CPU backend of the output lattice, compiled by Numba (Eqs. 12-22)."""
 
 from transduce.lattice.cpu.additive import (
     additive_backward,
     additive_forward,
+    additive_saved,
     lattice_transitions,
 )
-from transduce.lattice.cpu.joint import joint_backward, joint_forward
+from transduce.lattice.cpu.arrows import lattice_forward
+from transduce.lattice.cpu.joint import joint_backward, joint_forward, joint_saved
 from transduce.lattice.cpu.parts import (
     backward_variables,
     best_alignment,
@@ -16,11 +18,14 @@ from transduce.lattice.cpu.parts import (
 __all__ = [
     "additive_backward",
     "additive_forward",
+    "additive_saved",
     "backward_variables",
     "best_alignment",
     "forward_variables",
     "joint_backward",
     "joint_forward",
+    "joint_saved",
+    "lattice_forward",
     "lattice_transitions",
     "log_occupancy",
 ]

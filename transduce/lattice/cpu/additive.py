@@ -1,18 +1,18 @@
-"""The additive density: its loss, its gradients, its transitions (Eqs. 12-15, 21-22)."""
+"""The additive density: its transitions, its loss and its gradients (Eqs. 12-15, 21-22)."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-import torch
 from torch import Tensor
 
+from transduce.kernels.sentinels import IMPOSSIBLE, NEVER
 from transduce.kernels.simd.functions import exp, log, narrow
 from transduce.kernels.simd.options import VECTOR_BYTES, compiled
 from transduce.kernels.simd.products import multiply
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 from transduce.lattice.cpu.diagonals import (
-    IMPOSSIBLE,
-    NEVER,
     flow,
     forward_backward,
     from_double,
@@ -22,11 +22,40 @@ from transduce.lattice.cpu.diagonals import (
 from transduce.lattice.cpu.rows import count_bad, largest
 
 
+class _Batch(NamedTuple):
+    f: np.ndarray  # [B, T, K+1]
+    g: np.ndarray  # [B, U+1, K+1]
+    labels: np.ndarray  # [B, U]
+    num_frames: np.ndarray  # [B]
+    num_labels: np.ndarray  # [B]
+
+
+class _Results(NamedTuple):
+    loss: np.ndarray  # [B]
+    grad_f: np.ndarray  # [B, T, K+1], or of no items without gradients
+    grad_g: np.ndarray  # [B, U+1, K+1], likewise
+
+
+class _Utterance(NamedTuple):
+    """One utterance's part of the batch, and of the arrays that all utterances of a share use."""
+
+    f: np.ndarray  # [T, K+1]
+    g: np.ndarray  # [U+1, K+1]
+    labels: np.ndarray  # [U]
+    exp_f: np.ndarray  # [T, whole vectors of K+1], e^(f - top_f)
+    exp_g: np.ndarray  # [U+1, whole vectors of K+1], e^(g - top_g)
+    exp_g_transposed: np.ndarray  # [K+1, whole vectors of U+1]
+    top_f: np.ndarray  # [T], the largest of each row
+    top_g: np.ndarray  # [U+1]
+    total: np.ndarray  # [T, whole vectors of U+1], Eq. 13's denominator over e^(top_f + top_g)
+    log_total: np.ndarray  # likewise
+
+
 @compiled
 def _exponentials(vectors, scaled, tops):
-    """e^(x - the largest of its row) and those largest; returns how many of x are NaN or +inf.
+    """Write e^(x - the largest of its row) and those largest; count the x that are NaN or +inf.
 
-    The paper's O(T+U) exponentials. A row of -inf alone becomes zeros.
+    These are the paper's O(T+U) exponentials. A row of nothing but -inf becomes zeros.
     """
     num_bad = 0
     num_outputs = vectors.shape[1]
@@ -48,7 +77,7 @@ def _exponentials(vectors, scaled, tops):
 
 @compiled
 def _log_total(f, g):
-    """ln of the sum over k of h(k,t,u), directly: exact where the product of sums underflows."""
+    """Return ln of the sum over k of h(k,t,u), term by term: exact where the product underflows."""
     top = -np.inf
     for k in range(f.size):
         top = max(top, np.float64(f[k]) + np.float64(g[k]))
@@ -61,19 +90,19 @@ def _log_total(f, g):
 
 
 @compiled
-def _transitions(
-    f, g, labels, exp_f, exp_g_transposed, top_f, top_g, total, log_total, log_null, log_label
-):  # fmt: skip
-    """ln ∅(t,u) and ln y(t,u), skewed (Eqs. 12-15). `total` becomes the sum of e^f e^g over k.
+def _transitions(one, log_null, log_label):
+    """Write ln ∅(t,u) and ln y(t,u), skewed (Eqs. 12-15), and the sum of e^f e^g over k in `total`.
 
-    Where that sum is too small to be trusted it is computed directly, and `total` set to zero.
+    Where that sum is too small to be trusted, compute it term by term and set `total` to zero.
     A term of the product that is lost to underflow is below `tiny`, so the sum is wrong by less
     than its rounding wherever it is above (K+1) tiny / epsilon.
     """
+    f, g, labels, total, top_f, top_g = one.f, one.g, one.labels, one.total, one.top_f, one.top_g
+    log_total = one.log_total
     T, U = f.shape[0], labels.size
     info = np.finfo(f.dtype)
     threshold = narrow(f.shape[1] * np.float64(info.tiny) / np.float64(info.eps), f)
-    multiply(exp_f[:, : f.shape[1]], exp_g_transposed, total, False)  # Eq. 13's denominator
+    multiply(one.exp_f[:, : f.shape[1]], one.exp_g_transposed, total, False)  # Eq. 13's denominator
     null_g, label_g, label_f = np.empty(U + 1), np.empty(U), np.empty(U)
     nulls, emitted = np.empty(U + 1), np.empty(U)
     for u in range(U + 1):
@@ -97,7 +126,7 @@ def _transitions(
                 if row[u] < threshold:
                     row[u] = 0
                     exact = _log_total(f[t], g[u])
-                    impossible = exact == -np.inf  # whatever is divided by it, too
+                    impossible = exact == -np.inf  # +inf makes both arrows impossible
                     logs[u] = narrow(np.inf if impossible else exact - top_f[t] - top_g[u], f)
         null_f = np.float64(f[t, 0]) - top_f[t]
         for u in range(U):
@@ -116,14 +145,13 @@ def _transitions(
 
 
 @compiled
-def _gradients(
-    f, g, labels, exp_f, exp_g, total, occupancy, by_label, grad_f, grad_g
-):  # fmt: skip
-    """Eqs. 21-22: the sums over u and over t of occupancy Pr(k|t,u), less what was emitted.
+def _gradients(one, occupancy, by_label, grad_f, grad_g):
+    """Write the sums over u and over t of occupancy Pr(k|t,u), less the emissions (Eqs. 21-22).
 
-    Each alignment emits one null a frame and each label once, so those sums are 1; the nulls
-    emitted at u are the visits to u less the one that leaves it by its label.
+    Each alignment emits one null per frame and each label once, so those sums are 1; the number of
+    nulls emitted at u is the number of visits to u less the one that leaves it by its label.
     """
+    f, g, labels, exp_f, exp_g, total = one.f, one.g, one.labels, one.exp_f, one.exp_g, one.total
     T, U = f.shape[0], labels.size
     num_outputs = f.shape[1]
     num_direct = 0
@@ -131,7 +159,7 @@ def _gradients(
     skew = occupancy.shape[1] + 1
     flat_occupancy, flat_label = occupancy.ravel(), by_label.ravel()
     passed, visits = np.empty(U + 1, f.dtype), np.zeros(U + 1)
-    # total becomes occupancy / total, and stays zero where that is done directly.
+    # `total` becomes occupancy / total; it stays zero where _direct_gradients adds the node.
     for t in range(T):
         at = t * (skew - 1) + 1
         row = total[t]
@@ -157,7 +185,7 @@ def _gradients(
         row, exp_row = grad_g[u], exp_g[u]
         for k in range(num_outputs):
             row[k] *= exp_row[k]
-        if g[u, 0] > -np.inf:  # else no null leaves u, and the difference is rounding alone
+        if g[u, 0] > -np.inf:  # otherwise no null leaves u, and the difference is only rounding
             row[0] -= narrow(visits[u] - (u < U), f)
         if u < U:
             row[labels[u]] -= one
@@ -167,7 +195,7 @@ def _gradients(
 
 @compiled
 def _direct_gradients(f, g, total, occupancy, grad_f, grad_g):
-    """Add occupancy Pr(k|t,u) for the nodes whose total was computed directly."""
+    """Add occupancy Pr(k|t,u) of the nodes whose total was computed term by term."""
     for t in range(f.shape[0]):
         for u in range(g.shape[0]):
             passed = narrow(occupancy[t + u, u + 1], f)
@@ -181,18 +209,16 @@ def _direct_gradients(f, g, total, occupancy, grad_f, grad_g):
 
 
 @compiled
-def _additive(
-    share, starts, all_items, f, g, labels, num_frames, num_labels, with_gradients, loss, grad_f,
-    grad_g,
-):  # fmt: skip
-    """A share of a batch's utterances, one after the other in one set of arrays."""
+def _additive(share, starts, all_items, batch, with_gradients, results):
+    """Compute a share of a batch's utterances, one after the other in one set of arrays."""
     items = all_items[starts[share] : starts[share + 1]]
+    f, g, loss = batch.f, batch.g, results.loss
     lanes = VECTOR_BYTES // 4
     num_outputs = f.shape[2]
     max_T, max_U = 0, 0
     rows, columns = 0, 0
     for b in items:
-        T, U = num_frames[b], num_labels[b]
+        T, U = batch.num_frames[b], batch.num_labels[b]
         max_T, max_U = max(max_T, T), max(max_U, U)
         rows, columns = max(rows, T + U + 1), max(columns, skewed_shape(T, U)[1])
     padded = (max_U + lanes) // lanes * lanes  # whole vectors of u
@@ -205,13 +231,16 @@ def _additive(
     all_alpha = np.empty(rows * columns)
     all_beta = np.empty(rows * columns if with_gradients else 0)
     for b in items:
-        T, U = num_frames[b], num_labels[b]
-        f_b, g_b, labels_b = f[b, :T], g[b, : U + 1], labels[b, :U]
+        T, U = batch.num_frames[b], batch.num_labels[b]
+        f_b, g_b, labels_b = f[b, :T], g[b, : U + 1], batch.labels[b, :U]
         num_bad = _exponentials(f_b, exp_f, top_f) + _exponentials(g_b, exp_g, top_g)
         for u in range(U):
             num_bad += labels_b[u] < 1 or labels_b[u] >= num_outputs
         if num_bad > 0:
             loss[b] = np.nan
+            if with_gradients:
+                results.grad_f[b] = np.nan
+                results.grad_g[b] = np.nan
             continue
         for k in range(num_outputs):
             for u in range(U + 1):
@@ -221,27 +250,26 @@ def _additive(
         log_null, log_label = all_null[:size].reshape(shape), all_label[:size].reshape(shape)
         log_alpha = all_alpha[:size].reshape(shape)
         log_beta = all_beta[:size].reshape(shape) if with_gradients else log_alpha
-        _transitions(
-            f_b, g_b, labels_b, exp_f[:T], exp_g_transposed, top_f, top_g, total[:T], log_total[:T],
-            log_null, log_label,
+        one = _Utterance(
+            f_b, g_b, labels_b, exp_f[:T], exp_g[: U + 1], exp_g_transposed, top_f, top_g,
+            total[:T], log_total[:T],
         )  # fmt: skip
+        _transitions(one, log_null, log_label)
         evidence = forward_backward(
             T, U, log_null, log_label, log_alpha, log_beta, with_gradients, f
         )
         loss[b] = -evidence if evidence > NEVER else np.inf
         if not with_gradients:
             continue
+        grad_f, grad_g = results.grad_f[b], results.grad_g[b]
         if evidence <= NEVER:
-            grad_f[b] = 0
-            grad_g[b] = 0
+            grad_f[:] = 0
+            grad_g[:] = 0
             continue
-        grad_f[b, T:] = 0
-        grad_g[b, U + 1 :] = 0
+        grad_f[T:] = 0
+        grad_g[U + 1 :] = 0
         flow(log_alpha, log_beta, log_label, evidence, f)
-        _gradients(
-            f_b, g_b, labels_b, exp_f[:T], exp_g[: U + 1], total[:T], log_alpha, log_label,
-            grad_f[b, :T], grad_g[b, : U + 1],
-        )  # fmt: skip
+        _gradients(one, log_alpha, log_label, grad_f[:T], grad_g[: U + 1])
 
 
 _share_additive = sharing(_additive)
@@ -259,31 +287,45 @@ def additive_forward(
     num_frames: Tensor,
     num_labels: Tensor,
     with_gradients: bool,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The loss [B] of the additive density, and its gradients with respect to f and g.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss [B] of the additive density, and its gradients with respect to f and g.
 
-    The gradients come from the same pass, while all that they need is in the cache.
+    The gradients come from the same pass, while the arrays that they need are in the cache.
     """
     f, g = f.contiguous(), g.contiguous()
     loss = f.new_empty(len(f))
-    grad_f = torch.empty_like(f if with_gradients else f[:0])
-    grad_g = torch.empty_like(g if with_gradients else g[:0])
+    grad_f, grad_g = additive_saved(f, g, with_gradients)
     T, U = num_frames.numpy(), num_labels.numpy()
-    arrays = (f.numpy(), g.numpy(), labels.numpy(), T, U, with_gradients)
-    results = (loss.numpy(), grad_f.numpy(), grad_g.numpy())
+    batch = _Batch(f.numpy(), g.numpy(), labels.numpy(), T, U)
+    results = _Results(loss.numpy(), grad_f.numpy(), grad_g.numpy())
     items, starts = shares_of(T * (U + 1), num_threads())
-    _additive_shares(team(len(starts) - 1), (starts, items, *arrays, *results))
-    return loss, (grad_f, grad_g)
+    _additive_shares(team(len(starts) - 1), (starts, items, batch, with_gradients, results))
+    return loss, grad_f, grad_g
 
 
-def additive_backward(upstream: Tensor, grad_f: Tensor, grad_g: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients with respect to f and g, times upstream [B]."""
+def additive_saved(f: Tensor, g: Tensor, with_gradients: bool) -> tuple[Tensor, Tensor]:
+    """Allocate the gradients with respect to f and g; of no items if they are not asked for."""
+    B = f.shape[0] if with_gradients else 0
+    return f.new_empty((B, *f.shape[1:])), g.new_empty((B, *g.shape[1:]))
+
+
+def additive_backward(
+    upstream: Tensor,
+    f: Tensor,
+    g: Tensor,
+    labels: Tensor,
+    num_frames: Tensor,
+    num_labels: Tensor,
+    grad_f: Tensor,
+    grad_g: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients with respect to f and g, times upstream [B]."""
     return grad_f * upstream[:, None, None], grad_g * upstream[:, None, None]
 
 
 @compiled
 def _one_lattice(f, g, labels):
-    """ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] of one utterance, in float64."""
+    """Return ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] of one utterance, in float64."""
     T, U, num_outputs = f.shape[0], labels.size, f.shape[1]
     lanes = VECTOR_BYTES // 4
     wide = (num_outputs + lanes - 1) // lanes * lanes
@@ -296,14 +338,15 @@ def _one_lattice(f, g, labels):
     transposed[:, : U + 1] = exp_g[:, :num_outputs].T
     total, log_total = np.empty((T, padded), f.dtype), np.empty((T, padded), f.dtype)
     null, label = np.empty(skewed_shape(T, U)), np.empty(skewed_shape(T, U))
-    _transitions(f, g, labels, exp_f, transposed, top_f, top_g, total, log_total, null, label)
+    one = _Utterance(f, g, labels, exp_f, exp_g, transposed, top_f, top_g, total, log_total)
+    _transitions(one, null, label)
     return unskew(null, T, U + 1), unskew(label, T, U)
 
 
 def lattice_transitions(
     transcription: Tensor, prediction: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U], the arrows of the lattice (Eqs. 12-15)."""
+    """Return the arrows ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] (Eqs. 12-15)."""
     f, g = transcription.contiguous(), prediction.contiguous()
     log_null, log_label = _one_lattice(f.numpy(), g.numpy(), labels.contiguous().numpy())
     return from_double(log_null, f), from_double(log_label, f)

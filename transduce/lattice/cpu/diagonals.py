@@ -1,38 +1,54 @@
-"""The lattice's diagonals: forward and backward variables, and what flows (Eqs. 16-20).
+"""Forward and backward variables along the lattice's diagonals, and occupancies (Eqs. 16-20).
 
 The nodes of a diagonal t + u = n depend only on those of the one before, so a diagonal is a vector.
 Its arrays are stored skewed, node (t, u) at row t + u and column u + 1, which makes that vector
 contiguous; column 0, and all nodes outside the lattice, are impossible. Values along the lattice
-are float64 whatever the inputs are, because they are sums of thousands of logarithms; the logarithm
-of a sum is the larger term plus ln(1 + e^-d), and that small part is computed in the inputs' type.
+are float64 whatever the inputs are, because they are sums of thousands of logarithms. The logarithm
+of a sum is the larger term plus ln(1 + e^-d); that small part is computed in the inputs' type.
 
--inf is an event that cannot happen. Inside, it is a large negative number, so that no difference
-of two of them is NaN. A loss of NaN means that the utterance's numbers or labels are not valid.
+-inf means an impossible event. The kernels replace it by a large negative number, so that no
+difference of two of them is NaN. A loss of NaN means that the utterance's numbers or labels are not
+valid.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from transduce.kernels.sentinels import IMPOSSIBLE, NEVER
 from transduce.kernels.simd.functions import exp, log1p, narrow
 from transduce.kernels.simd.options import VECTOR_BYTES, compiled
 
-IMPOSSIBLE = -1e290
-NEVER = -1e280  # any sum that has an impossible term is below this
+# Nodes whose occupancies are computed at a time: larger blocks amortise the loops' starts, smaller
+# ones stay in the first-level cache.
+BLOCK = 512
+
+
+class Skewed(NamedTuple):
+    """The skewed arrays of one utterance's lattice."""
+
+    log_null: np.ndarray
+    log_label: np.ndarray
+    log_alpha: np.ndarray
+    log_beta: np.ndarray  # log_alpha again where β was not asked for
+    evidence: float  # ln Pr(y|x)
 
 
 @compiled
 def skewed_shape(T, U):
-    """Rows for the diagonals 0 ... T+U, and whole vectors of columns with one before and after."""
+    """Return one row for each diagonal 0 ... T+U, and whole vectors of columns plus one column
+    before and one after."""
     lanes = VECTOR_BYTES // 4
     return T + U + 1, (U + 1 + lanes - 1) // lanes * lanes + 2
 
 
 @compiled
 def _band(n, T, U):
-    """The first and last+1 column offsets u of diagonal n, widened to whole vectors."""
+    """Return the first u of diagonal n and the last plus one, widened to whole vectors."""
     lanes = VECTOR_BYTES // 4
     first = max(0, n - T) // lanes * lanes
     last = (min(n, U) + lanes) // lanes * lanes
@@ -41,10 +57,10 @@ def _band(n, T, U):
 
 @compiled
 def forward_backward(T, U, log_null, log_label, log_alpha, log_beta, with_beta, like):
-    """α(t,u) and, if wanted, β(t,u), all skewed; returns ln Pr(y|x) (Eqs. 16-18).
+    """Fill α(t,u) and, if asked for, β(t,u), all skewed; return ln Pr(y|x) (Eqs. 16-18).
 
-    α's diagonals rise while β's fall, side by side. ln(e^a + e^b) takes three loops, so that its
-    exponential and its logarithm fill whole vectors of the inputs' type.
+    One loop advances α's diagonals upwards and β's downwards. ln(e^a + e^b) takes three inner
+    loops, so that its exponential and its logarithm fill whole vectors of the inputs' type.
     """
     leads = np.empty(2 * log_alpha.shape[1], like.dtype)
     log_alpha[:] = IMPOSSIBLE
@@ -91,17 +107,16 @@ def forward_backward(T, U, log_null, log_label, log_alpha, log_beta, with_beta, 
 
 @compiled
 def flow(log_alpha, log_beta, log_label, evidence, like):
-    """What passes each node, given y: α(t,u) Pr β / Pr(y|x), skewed (Eq. 20).
+    """Compute the occupancies of a lattice, skewed (Eq. 20).
 
-    Writes Pr(the node is passed) over log_alpha and Pr(it is left by its label) over log_label;
-    the rest of it is left by null.
+    Overwrite log_alpha with the posterior that the alignment passes each node, and log_label with
+    the posterior that it leaves the node by its label. It leaves by null otherwise.
     """
-    part = 512  # small enough to stay in the first cache
-    passed, emitted = np.empty(part, like.dtype), np.empty(part, like.dtype)
+    passed, emitted = np.empty(BLOCK, like.dtype), np.empty(BLOCK, like.dtype)
     alpha, beta, label = log_alpha.ravel(), log_beta.ravel(), log_label.ravel()
     step = log_alpha.shape[1] + 1  # from a node to the one above it
-    for first in range(0, alpha.size - step, part):
-        size = min(part, alpha.size - step - first)
+    for first in range(0, alpha.size - step, BLOCK):
+        size = min(BLOCK, alpha.size - step - first)
         alpha_here, beta_here = alpha[first : first + size], beta[first : first + size]
         label_here, beta_above = label[first : first + size], beta[first + step :][:size]
         for i in range(size):
@@ -117,7 +132,7 @@ def flow(log_alpha, log_beta, log_label, evidence, like):
 
 @compiled
 def _skew(matrix, skewed):
-    """Lay a matrix [T, columns] out along the diagonals; -inf becomes a number."""
+    """Copy a matrix [T, columns] into a skewed array; replace -inf by IMPOSSIBLE."""
     skewed[:] = IMPOSSIBLE
     for t in range(matrix.shape[0]):
         for u in range(matrix.shape[1]):
@@ -127,6 +142,7 @@ def _skew(matrix, skewed):
 
 @compiled
 def unskew(skewed, T, columns):
+    """Return the nodes of a skewed array as a matrix [T, columns]."""
     matrix = np.empty((T, columns))
     for t in range(T):
         for u in range(columns):
@@ -135,8 +151,8 @@ def unskew(skewed, T, columns):
 
 
 @compiled
-def variables(log_null, log_label, with_beta, like):
-    """The skewed ln y, α, β and ln Pr(y|x) of ln ∅ [T, U+1] and ln y [T, U]; β if wanted."""
+def skewed_variables(log_null, log_label, with_beta, like):
+    """Return the skewed arrays of ln ∅ [T, U+1] and ln y [T, U]; fill β only if asked for."""
     T, U = log_label.shape
     shape = skewed_shape(T, U)
     null, label, alpha = np.empty(shape), np.empty(shape), np.empty(shape)
@@ -144,9 +160,10 @@ def variables(log_null, log_label, with_beta, like):
     _skew(log_null, null)
     _skew(log_label, label)
     evidence = forward_backward(T, U, null, label, alpha, beta, with_beta, like)
-    return label, alpha, beta, evidence
+    return Skewed(null, label, alpha, beta, evidence)
 
 
 def from_double(array: np.ndarray, like: Tensor) -> Tensor:
+    """Return a kernel's float64 results in the type of `like`, impossible ones as -inf."""
     tensor = torch.from_numpy(array)
     return torch.where(tensor < NEVER, -torch.inf, tensor).to(like.dtype)

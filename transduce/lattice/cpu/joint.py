@@ -1,21 +1,55 @@
-"""The lattice of any joint network's logits."""
+"""The lattice of any joint network's logits: its loss and its gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numba import njit
 from torch import Tensor
 
+from transduce.kernels.sentinels import NEVER
 from transduce.kernels.simd.functions import exp, log, narrow
 from transduce.kernels.simd.options import compiled
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
-from transduce.lattice.cpu.diagonals import NEVER, flow, unskew, variables
+from transduce.lattice.cpu.diagonals import flow, skewed_variables, unskew
 from transduce.lattice.cpu.rows import count_bad, largest
 
-CHUNK = 1 << 18  # elements of the logits that are taken at a time
+# Logits of a half type, or strided ones, are converted this many at a time: more amortise a call
+# better, fewer need less memory beside the logits.
+CHUNK = 1 << 18
+
+
+class _Piece(NamedTuple):
+    """Some frames of some utterances, and the shares of the threads in all their frames."""
+
+    starts: np.ndarray  # of each share, and the end of the last
+    logits: np.ndarray  # [b, t, U+1, K+1], float32 or float64, contiguous
+    log_total: np.ndarray  # [b, t, U+1], ln of the sums of e^logit
+    num_frames: np.ndarray  # [b], counted from the piece's first frame
+    num_labels: np.ndarray  # [b]
+
+
+class _Arrows(NamedTuple):
+    """All utterances' arrows, and the shares of the threads in the utterances."""
+
+    starts: np.ndarray  # of each share in `items`, and the end of the last
+    items: np.ndarray  # the utterances, share by share
+    log_null: np.ndarray  # [B, T, U+1], float64
+    log_label: np.ndarray  # [B, T, U], float64
+    num_frames: np.ndarray  # [B]
+    num_labels: np.ndarray  # [B]
+
+
+class _Upstream(NamedTuple):
+    """A piece's part of what its gradient needs beside the logits."""
+
+    labels: np.ndarray  # [b, U]
+    passed: np.ndarray  # [b, t, U+1], the posterior that the alignment passes each node
+    by_label: np.ndarray  # [b, t, U+1], and that it leaves the node by its label
+    upstream: np.ndarray  # [b]
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
@@ -27,20 +61,21 @@ def _sum(row):
 
 
 @compiled
-def _joint_totals(share, starts, logits, num_frames, num_labels, fused, log_total, is_bad):
-    """ln of the sum over k of e^logit for each node of a share of all utterances' frames.
+def _joint_totals(share, piece, fused, is_bad):
+    """Write ln of the sum over k of e^logit for each node of a share of the frames.
 
-    is_bad[b] becomes true if a logit of utterance b is NaN or +inf.
+    Set is_bad[b] if a logit of utterance b is NaN or +inf.
     """
+    logits = piece.logits
     max_frames, max_columns, num_outputs = logits.shape[1:]
     all_terms = np.empty(max_columns * num_outputs, logits.dtype)
     tops = np.empty(max_columns, logits.dtype)
-    for place in range(starts[share], starts[share + 1]):
+    for place in range(piece.starts[share], piece.starts[share + 1]):
         b, t = place // max_frames, place % max_frames
-        if t >= num_frames[b]:
+        if t >= piece.num_frames[b]:
             continue
-        num_columns = num_labels[b] + 1
-        cells, totals = logits[b, t], log_total[b, t]
+        num_columns = piece.num_labels[b] + 1
+        cells, totals = logits[b, t], piece.log_total[b, t]
         if count_bad(cells[:num_columns].ravel()) > 0:
             is_bad[b] = True
         if not fused:
@@ -53,11 +88,11 @@ def _joint_totals(share, starts, logits, num_frames, num_labels, fused, log_tota
             row, difference = cells[u], terms[u * num_outputs : (u + 1) * num_outputs]
             for k in range(num_outputs):
                 difference[k] = row[k] - tops[u]
-        for i in range(terms.size):  # one long loop
+        for i in range(terms.size):  # one long loop, which vectorises
             terms[i] = exp(terms[i])
         for u in range(num_columns):
             total = _sum(terms[u * num_outputs : (u + 1) * num_outputs])
-            # Where nothing is possible, nothing that is divided by the total is.
+            # Where every output is impossible, +inf makes both arrows impossible.
             totals[u] = tops[u] + log(total) if total > 0 else narrow(np.inf, logits)
 
 
@@ -70,21 +105,20 @@ def _joint_totals_shares(team, arguments):
 
 
 @compiled
-def _joint_losses(
-    share, starts, all_items, log_null, log_label, labels, num_frames, num_labels, num_outputs,
-    null, is_bad, loss,
-):  # fmt: skip
-    """The losses of a share of the utterances; NaN of those that are bad or have bad labels."""
-    for b in all_items[starts[share] : starts[share + 1]]:
-        T, U = num_frames[b], num_labels[b]
+def _joint_losses(share, arrows, labels, num_outputs, null, is_bad, loss):
+    """Write the losses of a share of the utterances; NaN where logits or labels are not valid."""
+    for b in arrows.items[arrows.starts[share] : arrows.starts[share + 1]]:
+        T, U = arrows.num_frames[b], arrows.num_labels[b]
         num_bad = 1 if is_bad[b] else 0
         for u in range(U):
             num_bad += labels[b, u] < 0 or labels[b, u] >= num_outputs or labels[b, u] == null
         if num_bad > 0:
             loss[b] = np.nan
             continue
-        _, _, _, evidence = variables(log_null[b, :T, : U + 1], log_label[b, :T, :U], False, loss)
-        loss[b] = -evidence if evidence > NEVER else np.inf
+        lattice = skewed_variables(
+            arrows.log_null[b, :T, : U + 1], arrows.log_label[b, :T, :U], False, loss
+        )
+        loss[b] = -lattice.evidence if lattice.evidence > NEVER else np.inf
 
 
 _share_losses = sharing(_joint_losses)
@@ -96,23 +130,20 @@ def _joint_losses_shares(team, arguments):
 
 
 @compiled
-def _joint_flows(
-    share, starts, all_items, log_null, log_label, num_frames, num_labels, like, occupancy, by_label
-):
-    """The occupancy of each node of a share of the utterances, and its part that leaves by the
-    label."""
-    for b in all_items[starts[share] : starts[share + 1]]:
-        T, U = num_frames[b], num_labels[b]
-        label, alpha, beta, evidence = variables(
-            log_null[b, :T, : U + 1], log_label[b, :T, :U], True, like
+def _joint_flows(share, arrows, like, passed, by_label):
+    """Write the occupancies of a share of the utterances, and their parts that leave by a label."""
+    for b in arrows.items[arrows.starts[share] : arrows.starts[share + 1]]:
+        T, U = arrows.num_frames[b], arrows.num_labels[b]
+        lattice = skewed_variables(
+            arrows.log_null[b, :T, : U + 1], arrows.log_label[b, :T, :U], True, like
         )
-        if evidence <= NEVER:
-            occupancy[b] = 0
+        if lattice.evidence <= NEVER:
+            passed[b] = 0
             by_label[b] = 0
             continue
-        flow(alpha, beta, label, evidence, like)
-        occupancy[b, :T, : U + 1] = unskew(alpha, T, U + 1)
-        by_label[b, :T, : U + 1] = unskew(label, T, U + 1)
+        flow(lattice.log_alpha, lattice.log_beta, lattice.log_label, lattice.evidence, like)
+        passed[b, :T, : U + 1] = unskew(lattice.log_alpha, T, U + 1)
+        by_label[b, :T, : U + 1] = unskew(lattice.log_label, T, U + 1)
 
 
 _share_flows = sharing(_joint_flows)
@@ -124,41 +155,39 @@ def _joint_flows_shares(team, arguments):
 
 
 @compiled
-def _joint_gradient(
-    share, starts, logits, log_total, labels, num_frames, num_labels, occupancy, by_label, null,
-    fused, clamp, upstream, grad,
-):  # fmt: skip
-    """upstream times the gradient with respect to the logits of a share of all utterances' frames;
-    0 in the padding."""
+def _joint_gradient(share, piece, above, null, fused, clamp, grad):
+    """Write upstream times the gradient of a share of the frames' logits; 0 in the padding."""
+    logits = piece.logits
     max_frames, max_columns, num_outputs = logits.shape[1:]
     low, high = narrow(-clamp, logits), narrow(clamp, logits)
     all_terms = np.empty(max_columns * num_outputs, logits.dtype)
-    for place in range(starts[share], starts[share + 1]):
+    for place in range(piece.starts[share], piece.starts[share + 1]):
         b, t = place // max_frames, place % max_frames
-        if t >= num_frames[b]:
+        if t >= piece.num_frames[b]:
             grad[b, t] = 0
             continue
-        U, scale = num_labels[b], narrow(upstream[b], logits)
+        U, scale = piece.num_labels[b], narrow(above.upstream[b], logits)
         terms = all_terms[: (U + 1) * num_outputs]
         for u in range(U + 1):
-            row, total = logits[b, t, u], log_total[b, t, u]
+            row, total = logits[b, t, u], piece.log_total[b, t, u]
             difference = terms[u * num_outputs : (u + 1) * num_outputs]
             for k in range(num_outputs):
                 difference[k] = row[k] - total
         if fused:
-            for i in range(terms.size):  # one long loop
+            for i in range(terms.size):  # one long loop, which vectorises
                 terms[i] = exp(terms[i])
         else:
             terms[:] = 0
         for u in range(U + 1):
             row, term = grad[b, t, u], terms[u * num_outputs : (u + 1) * num_outputs]
-            passed = narrow(occupancy[b, t, u], logits)
+            passed, by_label = above.passed[b, t, u], above.by_label[b, t, u]
+            node = narrow(passed, logits)
             for k in range(num_outputs):
-                row[k] = passed * term[k]
-            if logits[b, t, u, null] > -np.inf:  # else the difference is rounding alone
-                row[null] -= narrow(occupancy[b, t, u] - by_label[b, t, u], logits)
+                row[k] = node * term[k]
+            if logits[b, t, u, null] > -np.inf:  # otherwise the difference is only rounding
+                row[null] -= narrow(passed - by_label, logits)
             if u < U:
-                row[labels[b, u]] -= narrow(by_label[b, t, u], logits)
+                row[above.labels[b, u]] -= narrow(by_label, logits)
             if clamp > 0:
                 for k in range(num_outputs):
                     value = row[k] if row[k] > low else low
@@ -176,39 +205,59 @@ def _joint_gradient_shares(team, arguments):
     _share_gradient(team, arguments)
 
 
-def _pieces(logits: Tensor, num_frames: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-    """The batch as (utterances, frames, their logits in float32 or float64, contiguous).
+def _pieces(
+    logits: Tensor, log_total: Tensor, num_frames: Tensor, num_labels: Tensor
+) -> Iterator[tuple[slice, slice, _Piece]]:
+    """Yield (utterances, frames, piece) with the logits in float32 or float64, contiguous.
 
-    Where the logits are that already, it is one piece, and not copied.
+    Logits that are so already make one piece and are not copied.
     """
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    if logits.dtype == dtype and logits.is_contiguous():
-        yield slice(0, len(logits)), slice(0, logits.shape[1]), logits
+    if logits.dtype == log_total.dtype and logits.is_contiguous():
+        whole = slice(0, len(logits)), slice(0, logits.shape[1])
+        yield *whole, _piece(*whole, logits, log_total, num_frames, num_labels)
         return
     step = max(num_threads(), CHUNK // logits[0, 0].numel())
     for b, T in enumerate(num_frames.tolist()):
         for first in range(0, T, step):
             items, frames = slice(b, b + 1), slice(first, min(T, first + step))
-            yield items, frames, logits[items, frames].to(dtype).contiguous()
+            cells = logits[items, frames].to(log_total.dtype).contiguous()
+            yield items, frames, _piece(items, frames, cells, log_total, num_frames, num_labels)
 
 
-def _of_piece(items: slice, frames: slice, num_frames: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Where each thread's frames start, and the last end, those of all the piece's utterances
-    counted on; and how many frames each of them has from there on."""
+def _piece(
+    items: slice,
+    frames: slice,
+    cells: Tensor,
+    log_total: Tensor,
+    num_frames: Tensor,
+    num_labels: Tensor,
+) -> _Piece:
     size = (items.stop - items.start) * (frames.stop - frames.start)
-    starts = np.linspace(0, size, min(num_threads(), size) + 1).astype(np.int64)
-    return starts, (num_frames[items] - frames.start).numpy()
+    return _Piece(
+        np.linspace(0, size, min(num_threads(), size) + 1).astype(np.int64),
+        cells.numpy(),
+        log_total[items, frames].numpy(),
+        (num_frames[items] - frames.start).numpy(),
+        num_labels[items].numpy(),
+    )
 
 
 def _arrows(
-    logits: Tensor, log_total: Tensor, labels: Tensor, null: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """ln ∅(t,u) [B, T, U+1] and ln y(t,u) [B, T, U] of the logits (Eqs. 14-15)."""
+    logits: Tensor,
+    log_total: Tensor,
+    labels: Tensor,
+    num_frames: Tensor,
+    num_labels: Tensor,
+    null: int,
+) -> _Arrows:
+    """Gather the arrows of the logits (Eqs. 14-15), and share the utterances out by their cost."""
     B, T, _, num_outputs = logits.shape
     log_null = logits[..., null].double() - log_total
     at = labels.clamp(0, num_outputs - 1)[:, None, :, None].expand(B, T, -1, 1)
     log_label = logits[:, :, :-1].gather(3, at)[..., 0].double() - log_total[:, :, :-1]
-    return log_null.numpy(), log_label.numpy()
+    lengths = num_frames.numpy(), num_labels.numpy()
+    items, starts = shares_of(lengths[0] * (lengths[1] + 1), num_threads())
+    return _Arrows(starts, items, log_null.numpy(), log_label.numpy(), *lengths)
 
 
 def joint_forward(
@@ -219,23 +268,24 @@ def joint_forward(
     null: int,
     fused: bool,
     with_gradients: bool,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The loss [B] of any joint network's logits [B, T, U+1, K+1], and ln of their sums."""
-    loss = torch.empty(len(logits), dtype=torch.promote_types(logits.dtype, torch.float32))
-    log_total = torch.empty(logits.shape[:3], dtype=loss.dtype)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss [B] of any joint network's logits [B, T, U+1, K+1], ln of the sums of their
+    exponentials [B, T, U+1], and an empty tensor."""
+    log_total, nothing = joint_saved(logits, with_gradients)
+    loss = torch.empty(len(logits), dtype=log_total.dtype)
     is_bad = np.zeros(len(logits), np.bool_)
-    T, U = num_frames.numpy(), num_labels.numpy()
-    for items, frames, cells in _pieces(logits, num_frames):
-        starts, lengths = _of_piece(items, frames, num_frames)
-        totals = log_total[items, frames].numpy()
-        arguments = (starts, cells.numpy(), lengths, U[items], fused, totals, is_bad[items])
-        _joint_totals_shares(team(len(starts) - 1), arguments)
-    arrows = _arrows(logits, log_total, labels, null)
-    order, starts = shares_of(T * (U + 1), num_threads())
-    sizes = (T, U, logits.shape[3], null)
-    whole = (starts, order, *arrows, labels.numpy(), *sizes, is_bad, loss.numpy())
-    _joint_losses_shares(team(len(starts) - 1), whole)
-    return loss, (log_total,)
+    for items, _, piece in _pieces(logits, log_total, num_frames, num_labels):
+        _joint_totals_shares(team(len(piece.starts) - 1), (piece, fused, is_bad[items]))
+    arrows = _arrows(logits, log_total, labels, num_frames, num_labels, null)
+    options = (logits.shape[3], null, is_bad, loss.numpy())
+    _joint_losses_shares(team(len(arrows.starts) - 1), (arrows, labels.numpy(), *options))
+    return loss, log_total, nothing
+
+
+def joint_saved(logits: Tensor, with_gradients: bool) -> tuple[Tensor, Tensor]:
+    """Allocate ln of the sums of the logits' exponentials (0 in padding), and an empty tensor."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return logits.new_zeros(logits.shape[:3], dtype=dtype), logits.new_empty(0, dtype=dtype)
 
 
 def joint_backward(
@@ -248,25 +298,25 @@ def joint_backward(
     fused: bool,
     clamp: float,
     log_total: Tensor,
+    nothing: Tensor,
 ) -> Tensor:
-    """The gradient with respect to the logits, clamped before it is scaled by `upstream`."""
-    T, U = num_frames.numpy(), num_labels.numpy()
+    """Return the gradient with respect to the logits, clamped before `upstream` scales it."""
+    arrows = _arrows(logits, log_total, labels, num_frames, num_labels, null)
     flows = np.empty((2, *log_total.shape))
-    order, starts = shares_of(T * (U + 1), num_threads())
-    arrows = _arrows(logits, log_total, labels, null)
-    whole = (starts, order, *arrows, T, U, log_total.numpy(), *flows)
-    _joint_flows_shares(team(len(starts) - 1), whole)
+    _joint_flows_shares(team(len(arrows.starts) - 1), (arrows, log_total.numpy(), *flows))
     grad = torch.empty(logits.shape, dtype=logits.dtype)
-    for items, frames, cells in _pieces(logits, num_frames):
-        starts, lengths = _of_piece(items, frames, num_frames)
+    for items, frames, piece in _pieces(logits, log_total, num_frames, num_labels):
         result = grad[items, frames]
-        buffer = result if result.dtype == cells.dtype else torch.empty_like(cells)
-        arguments = (
-            starts, cells.numpy(), log_total[items, frames].numpy(), labels[items].numpy(), lengths,
-            U[items], *(part[items, frames] for part in flows), null, fused, float(clamp),
-            upstream[items].contiguous().numpy(), buffer.numpy(),
-        )  # fmt: skip
-        _joint_gradient_shares(team(len(starts) - 1), arguments)
+        same = result.dtype == log_total.dtype
+        buffer = result if same else torch.empty(result.shape, dtype=log_total.dtype)
+        above = _Upstream(
+            labels[items].numpy(),
+            flows[0, items, frames],
+            flows[1, items, frames],
+            upstream[items].contiguous().numpy(),
+        )
+        arguments = (piece, above, null, fused, float(clamp), buffer.numpy())
+        _joint_gradient_shares(team(len(piece.starts) - 1), arguments)
         if buffer is not result:
             result.copy_(buffer)
         if frames.stop == num_frames[items.start]:  # the padding of a piece by itself

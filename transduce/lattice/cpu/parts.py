@@ -1,24 +1,25 @@
-"""The lattice of one utterance, in parts, in log space."""
+"""Forward and backward variables, occupancies and the best alignment of one utterance."""
 
 from __future__ import annotations
 
 import numpy as np
 from torch import Tensor
 
+from transduce.kernels.sentinels import NEVER
 from transduce.kernels.simd.options import compiled
-from transduce.lattice.cpu.diagonals import NEVER, from_double, unskew, variables
+from transduce.lattice.cpu.diagonals import from_double, skewed_variables, unskew
 
 
 @compiled
 def _forward_and_backward_variables(log_null, log_label):
     T, U = log_label.shape
-    _, alpha, beta, _ = variables(log_null, log_label, True, log_null)
-    return unskew(alpha, T, U + 1), unskew(beta, T, U + 1)
+    lattice = skewed_variables(log_null, log_label, True, log_null)
+    return unskew(lattice.log_alpha, T, U + 1), unskew(lattice.log_beta, T, U + 1)
 
 
 @compiled
 def _best_alignment(log_null, log_label):
-    """The frames of the labels on the most probable path, and its log-probability."""
+    """Return the frame of each label on the most probable path, and its log-probability."""
     T, U = log_label.shape
     best = np.full((T, U + 1), -np.inf)
     emitted = np.zeros((T, U + 1), np.bool_)  # whether the best way in is up, by a label
@@ -44,25 +45,25 @@ def _doubles(*tensors: Tensor) -> list[np.ndarray]:
 
 
 def forward_variables(log_null: Tensor, log_label: Tensor) -> Tensor:
-    """The forward variable α(t,u) of one utterance, in log space (Eq. 16), [T, U+1]."""
+    """Return the forward variable α(t,u) of one utterance, in log space (Eq. 16), [T, U+1]."""
     log_alpha, _ = _forward_and_backward_variables(*_doubles(log_null, log_label))
     return from_double(log_alpha, log_null)
 
 
 def backward_variables(log_null: Tensor, log_label: Tensor) -> Tensor:
-    """The backward variable β(t,u) of one utterance, in log space (Eq. 18), [T, U+1]."""
+    """Return the backward variable β(t,u) of one utterance, in log space (Eq. 18), [T, U+1]."""
     _, log_beta = _forward_and_backward_variables(*_doubles(log_null, log_label))
     return from_double(log_beta, log_null)
 
 
 def log_occupancy(log_null: Tensor, log_label: Tensor) -> Tensor:
-    """ln α(t,u) β(t,u) / Pr(y|x): the probability that the alignment of y passes each node."""
+    """Return ln α(t,u) β(t,u) / Pr(y|x): the posterior that the alignment passes each node."""
     log_alpha, log_beta = _forward_and_backward_variables(*_doubles(log_null, log_label))
     evidence = log_beta[0, 0] if log_beta[0, 0] > NEVER else np.inf
     return from_double(log_alpha + log_beta - evidence, log_null)
 
 
 def best_alignment(log_null: Tensor, log_label: Tensor) -> tuple[list[int], float]:
-    """The frame at which the most probable alignment emits each label, and its ln Pr(a|x)."""
+    """Return the frame at which the most probable alignment emits each label, and ln Pr(a|x)."""
     frames, log_prob = _best_alignment(*_doubles(log_null, log_label))
     return frames.tolist(), float(log_prob)

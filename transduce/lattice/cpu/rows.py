@@ -1,4 +1,4 @@
-"""What both losses ask of a row of numbers."""
+"""Maximum and validity of a row of numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transduce.kernels.simd.options import compiled
 
 @njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
 def largest(row):
-    """The largest number of a row that has no NaN."""
+    """Return the largest number of a row that has no NaN."""
     top = row[0]
     for k in range(row.size):
         if row[k] > top:
@@ -20,7 +20,7 @@ def largest(row):
 
 @compiled
 def count_bad(row):
-    """How many are NaN or +inf."""
+    """Count the numbers of a row that are NaN or +inf."""
     count = 0
     for k in range(row.size):
         count += not (row[k] < np.inf)

@@ -1,0 +1,181 @@
+"""Checks of the losses' arguments, with the sentences that they raise.
+
+Checks of shapes, types and devices read no values, so torch.compile can trace them. Checks of
+values run inside the operators, and only on the CPU: on a GPU they would wait for it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from transduce.kernels.backends import INTEGERS
+
+REDUCTIONS = ("none", "mean", "sum")
+
+
+# --- Shapes, types and devices ------------------------------------------------------------------
+
+
+def check_additive_shapes(
+    transcription: Tensor,
+    prediction: Tensor,
+    labels: Tensor,
+    num_frames: Tensor,
+    num_labels: Tensor,
+) -> None:
+    """Raise ValueError unless the arguments of `transducer_loss` fit together."""
+    if transcription.ndim != 3:
+        raise ValueError(f"transcription must be [B, T, K+1], not {list(transcription.shape)}")
+    B, T, K1 = transcription.shape
+    if prediction.ndim != 3 or prediction.shape[0] != B or prediction.shape[2] != K1:
+        raise ValueError(
+            f"prediction must be [B, U+1, K+1] with B = {B} and K+1 = {K1} as in transcription, "
+            f"not {list(prediction.shape)}"
+        )
+    if prediction.dtype != transcription.dtype:
+        raise ValueError(
+            f"transcription and prediction must have one type, not {transcription.dtype} and "
+            f"{prediction.dtype}"
+        )
+    columns = prediction.shape[1]
+    _check_numbers_type("transcription", transcription, (B, T, columns, K1))
+    _check_device("transcription", transcription, "prediction", prediction)
+    _check_labels_shape("labels", labels, B, columns, "prediction")
+    for name, integers in (
+        ("labels", labels), ("num_frames", num_frames), ("num_labels", num_labels)
+    ):  # fmt: skip
+        _check_integers(name, integers, "transcription", transcription)
+    _check_length_shapes(B, ("num_frames", num_frames), ("num_labels", num_labels))
+
+
+def check_joint_shapes(
+    logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, blank: int
+) -> None:
+    """Raise ValueError unless the arguments of `rnnt_loss` fit together."""
+    if logits.ndim != 4:
+        raise ValueError(f"logits must be [B, T, U+1, K+1], not {list(logits.shape)}")
+    B, T, columns, K1 = logits.shape
+    _check_numbers_type("logits", logits, (B, T, columns, K1))
+    _check_labels_shape("targets", targets, B, columns, "logits")
+    for name, integers in (
+        ("targets", targets), ("logit_lengths", logit_lengths), ("target_lengths", target_lengths)
+    ):  # fmt: skip
+        _check_integers(name, integers, "logits", logits)
+    _check_length_shapes(B, ("logit_lengths", logit_lengths), ("target_lengths", target_lengths))
+    if not -K1 <= blank < K1:
+        raise ValueError(f"blank must be one of the {K1} outputs, not {blank}")
+
+
+def check_arrow_shapes(
+    log_null: Tensor, log_label: Tensor, num_frames: Tensor, num_labels: Tensor
+) -> None:
+    """Raise ValueError unless the arguments of `lattice_loss` fit together."""
+    if log_null.ndim != 3:
+        raise ValueError(f"log_null must be [B, T, U+1], not {list(log_null.shape)}")
+    B, T, columns = log_null.shape
+    _check_numbers_type("log_null", log_null, (B, T, columns, 2))
+    if log_label.ndim != 3 or log_label.shape != (B, T, columns - 1):
+        raise ValueError(
+            f"log_label must be [B, T, U] = [{B}, {T}, {columns - 1}], because log_null is "
+            f"[B, T, U+1] = [{B}, {T}, {columns}]; it is {list(log_label.shape)}"
+        )
+    if log_label.dtype != log_null.dtype:
+        raise ValueError(
+            f"log_null and log_label must have one type, not {log_null.dtype} and {log_label.dtype}"
+        )
+    _check_device("log_null", log_null, "log_label", log_label)
+    for name, integers in (("num_frames", num_frames), ("num_labels", num_labels)):
+        _check_integers(name, integers, "log_null", log_null)
+    _check_length_shapes(B, ("num_frames", num_frames), ("num_labels", num_labels))
+
+
+def check_lattice_shapes(log_null: Tensor, log_label: Tensor) -> None:
+    """Raise ValueError unless the arrows of one utterance, [T, U+1] and [T, U], fit together."""
+    if log_null.ndim != 2 or log_null.shape[0] == 0:
+        raise ValueError(f"log_null must be [T, U+1] with T >= 1, not {list(log_null.shape)}")
+    T, columns = log_null.shape
+    if columns == 0 or log_label.shape != (T, columns - 1):
+        raise ValueError(
+            f"log_label must be [T, U] = [{T}, {columns - 1}], because log_null is [T, U+1] = "
+            f"[{T}, {columns}]; it is {list(log_label.shape)}"
+        )
+
+
+def check_reduction(reduction: str) -> None:
+    """Raise ValueError unless the reduction is a known one."""
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be none, mean or sum, not {reduction!r}")
+
+
+def _check_numbers_type(name: str, numbers: Tensor, sizes: tuple[int, int, int, int]) -> None:
+    B, T, columns, K1 = sizes
+    if B == 0 or T == 0 or columns == 0 or K1 < 2:
+        raise ValueError(f"{name} must have at least one item, one frame and two outputs")
+    if not numbers.is_floating_point():
+        raise ValueError(f"{name} must be floating-point, not {numbers.dtype}")
+
+
+def _check_integers(name: str, integers: Tensor, first_name: str, first: Tensor) -> None:
+    if integers.dtype not in INTEGERS:
+        raise ValueError(f"{name} must be integers, not {integers.dtype}")
+    _check_device(first_name, first, name, integers)
+
+
+def _check_device(first_name: str, first: Tensor, name: str, tensor: Tensor) -> None:
+    if tensor.device != first.device:
+        raise ValueError(
+            f"all tensors must be on one device, but {first_name} is on {first.device} and "
+            f"{name} on {tensor.device}"
+        )
+
+
+def _check_labels_shape(name: str, labels: Tensor, B: int, columns: int, of: str) -> None:
+    if labels.ndim != 2 or labels.shape != (B, columns - 1):
+        raise ValueError(
+            f"{name} must be [B, U] = [{B}, {columns - 1}], because {of} has U+1 = {columns}; it "
+            f"is {list(labels.shape)}"
+        )
+
+
+def _check_length_shapes(B: int, *lengths: tuple[str, Tensor]) -> None:
+    for name, tensor in lengths:
+        if tensor.ndim != 1 or tensor.shape[0] != B:
+            raise ValueError(f"{name} must be [B] = [{B}], not {list(tensor.shape)}")
+
+
+# --- Values -------------------------------------------------------------------------------------
+
+
+def check_lengths(name: str, lengths: Tensor, least: int, most: int) -> None:
+    """Raise ValueError for the first length that is not between `least` and `most`."""
+    for b, length in enumerate(lengths.tolist()):
+        if not least <= length <= most:
+            raise ValueError(f"{name}[{b}] must be between {least} and {most}, not {length}")
+
+
+def check_numbers(name: str, b: int | None, numbers: Tensor) -> None:
+    """Raise ValueError for the first NaN or +inf of item b."""
+    bad = (numbers.isnan() | numbers.isposinf()).nonzero()
+    if len(bad):
+        where = bad[0].tolist()
+        value = "NaN" if numbers[tuple(where)].isnan() else "+inf"
+        raise ValueError(f"{name}{_item(b)} has {value} at {where}; it must be finite, or -inf")
+
+
+def check_labels(name: str, b: int | None, labels: Tensor, num_outputs: int, null: int) -> None:
+    """Raise ValueError for the first label of item b that is null or no output."""
+    for u, k in enumerate(labels.tolist()):
+        if k == null:
+            raise ValueError(
+                f"{name}{_item(b)} has the null symbol, {null}, at position {u}; labels are the "
+                "other outputs"
+            )
+        if not 0 <= k < num_outputs:
+            raise ValueError(
+                f"{name}{_item(b)} has label {k} at position {u}, but there are only "
+                f"{num_outputs} outputs"
+            )
+
+
+def _item(b: int | None) -> str:
+    return "" if b is None else f" of item {b}"
