@@ -49,12 +49,9 @@ def greedy_searches(problem: Problem) -> list[Greedy]:
     f = f.to(torch.promote_types(f.dtype, torch.float32)).contiguous()
     B, T = f.shape[:2]
     utterances = Utterances(f.numpy(), num_vectors.numpy(), problem.max_labels_per_frame)
-    paths = Paths(
-        *np.empty((2, B, T * problem.max_labels_per_frame), np.int32),
-        *np.zeros((2, B), np.int64),
-        np.zeros(B),
-        np.full(B, -np.inf),
-    )
+    labels, times = np.empty((2, B, T * problem.max_labels_per_frame), np.int32)
+    num_labels, num_bounded = np.zeros((2, B), np.int64)
+    paths = Paths(labels, times, num_labels, num_bounded, np.zeros(B), np.full(B, -np.inf))
     rows, starts = shares_of(utterances.lengths, num_threads())
     _search_shares(team(len(starts) - 1), (rows, starts, utterances, weights, paths))
     check_prediction(float(paths.largest.max()))
