@@ -324,14 +324,15 @@ def test_results_are_the_same_from_run_to_run(backend, both):
 
 
 class Largest(TorchDispatchMode):
-    """How many numbers the largest tensor has that anything returns."""
+    """Record the number of elements of the largest tensor that any operator returns."""
 
     size = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         result = function(*arguments, **(options or {}))
-        if isinstance(result, torch.Tensor):
-            self.size = max(self.size, result.numel())
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.size = max(self.size, tensor.numel())
         return result
 
 

@@ -1,14 +1,16 @@
-"""The peephole LSTM on the CPU, compiled by Numba: Eqs. 4-8 forwards, and back through time.
+"""The peephole LSTM on the CPU, compiled by Numba: Eqs. 4-8 and backpropagation through time.
 
-A share of the work is some sequences of one direction from their first frame to their last, so
-nothing waits inside. Sequences stand sorted by length, longest first: those that have not ended are
-the first rows. The product with the hidden weights, a step's only large one, reads them packed. All
-other products are taken for a block of steps at a time, while what they need is in the cache.
+Each share of the work takes some sequences of one direction from their first frame to their last,
+so that no share waits for another. A share's sequences are sorted by length, longest first, so that
+those that have not ended are its first rows. The product with the hidden weights is the only large
+one of a step; it reads them packed. All other products take a block of steps at a time, while their
+operands are in the cache.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,135 +18,203 @@ from torch import Tensor
 
 from transduce.kernels.simd.functions import sigmoid, tanh
 from transduce.kernels.simd.options import VECTOR_BYTES, compiled
-from transduce.kernels.simd.products import apart, multiply, multiply_packed, pack
+from transduce.kernels.simd.products import multiply, multiply_packed, noinline, pack
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
-from transduce.lstm.reference import fill_defaults
+from transduce.lstm.reference import cast, fill_defaults
 
-LANES = VECTOR_BYTES // 4
-BLOCK = 128  # rows, of several sequences and steps, whose products are taken at once
+LANES = VECTOR_BYTES // 4  # float32 numbers of a vector; every gate is padded to whole vectors
+# Rows, of several sequences and steps, of one product. More rows use each weight more often while
+# it is in registers; fewer leave the block's operands in the second-level cache.
+BLOCK = 128
 
 
-def layer(
+class Shares(NamedTuple):
+    """The sequences and the direction of each share."""
+
+    directions: np.ndarray  # [shares]
+    rows: np.ndarray  # the sequences of all shares, one share after the other
+    starts: np.ndarray  # [shares + 1], the index of each share's first sequence in `rows`
+
+
+class Sequences(NamedTuple):
+    """The input: either `frames` or `ids` is empty."""
+
+    lengths: np.ndarray  # [B]
+    frames: np.ndarray  # [B, N, I]
+    ids: np.ndarray  # [B, N]
+
+
+class Weights(NamedTuple):
+    """The weights, or the float64 or float32 sums of their gradients in each share."""
+
+    inputs: np.ndarray  # [D, 4 H, I]; gradients [shares, I, 4 H]
+    hidden: np.ndarray  # [D, 4 H, H]
+    peepholes: np.ndarray  # [D, 3, H]
+    biases: np.ndarray  # [D, 4 H]
+
+
+class State(NamedTuple):
+    """h and s, or their gradients, before the first frame or after the last."""
+
+    h: np.ndarray  # [D, B, H]
+    s: np.ndarray  # [D, B, H]
+
+
+class Kept(NamedTuple):
+    """The values of the forward pass that the backward pass needs; N is 0 without gradients."""
+
+    gates: np.ndarray  # [B, N, D, 4 H], in the order of Eqs. 4-7
+    states: np.ndarray  # [B, N, D, H]
+
+
+class Block(NamedTuple):
+    """Rows of the backward pass whose products are computed together."""
+
+    items: np.ndarray  # [BLOCK], the row's sequence
+    times: np.ndarray  # [BLOCK], its frame
+    grad_sums: np.ndarray  # [BLOCK, 4 H + LANES], the gradients of the four sums
+    hidden: np.ndarray  # [BLOCK, H], h(n-1)
+
+
+def forward(
     x: Tensor,  # [B, N, I], or ids [B, N]
-    lengths: Tensor | None,  # [B]; or all N
+    lengths: Tensor | None,  # [B]; None: all N
     input_weights: Tensor,  # [D, 4 H, I]
     hidden_weights: Tensor,  # [D, 4 H, H]
     peepholes: Tensor,  # [D, 3, H]
     biases: Tensor,  # [D, 4 H]
-    h: Tensor | None,  # [D, B, H], before the first frame; or zero
+    h: Tensor | None,  # [D, B, H], the state before the first frame; None: zero
     s: Tensor | None,  # [D, B, H]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One layer of D directions: its outputs [B, N, D H] and the last h and s, each [D, B, H]."""
+    with_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Run one layer of D directions in float32 or float64.
+
+    Return its outputs [B, N, D H], the last h and s [D, B, H], and for `backward` the gates
+    [B, N, D, 4 H] and states [B, N, D, H], which have no frames unless `with_gradients`.
+    """
     lengths, h, s = fill_defaults(x, lengths, peepholes, h, s)
-    arguments = (x, lengths, input_weights, hidden_weights, peepholes, biases, h, s)
-    if torch.is_grad_enabled() and any(argument.requires_grad for argument in arguments):
-        result: tuple[Tensor, Tensor, Tensor] = _Layer.apply(*arguments)
-        return result
-    output, last_h, last_s = _through_time(*arguments, with_gradients=False)[0]
-    return output, last_h, last_s
-
-
-def _through_time(
-    x: Tensor, lengths: Tensor, *weights: Tensor, with_gradients: bool
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The outputs and the last h and s, and what the way back needs."""
-    dtype = torch.promote_types(weights[0].dtype, torch.float32)
-    tensors = [t.detach().to(dtype).contiguous() for t in weights]
-    peepholes, h, s = tensors[2], tensors[4], tensors[5]
+    dtype = torch.promote_types(biases.dtype, torch.float32)
     (B, N), (D, _, H) = x.shape[:2], peepholes.shape
-    frames, ids = _frames_and_ids(x.detach(), dtype)
     kept = N if with_gradients else 0
-    gates = torch.empty(B, kept, D, 4 * H, dtype=dtype)  # the four of Eqs. 4-7, in their order
+    gates = torch.empty(B, kept, D, 4 * H, dtype=dtype)
     states = torch.empty(B, kept, D, H, dtype=dtype)
     output = torch.empty(B, N, D * H, dtype=dtype)
-    last_h, last_s = torch.empty_like(h), torch.empty_like(s)
-    shares = _shares(lengths.numpy(), D)
-    arguments = [lengths, frames, ids, *tensors, gates, states, output, last_h, last_s]
-    arrays = [argument.numpy() for argument in arguments]
-    _forward_shares(team(len(shares[0])), (*shares, *arrays))
-    results = tuple(t.to(weights[0].dtype) for t in (output, last_h, last_s))
-    return results, (x, lengths, *tensors, gates, states, output)
+    last_h, last_s = torch.empty(D, B, H, dtype=dtype), torch.empty(D, B, H, dtype=dtype)
+    shares = _shares(lengths.numpy().tobytes(), D, num_threads())
+    _forward_shares(
+        team(len(shares.directions)),
+        (
+            shares,
+            _sequences(x, lengths, dtype),
+            Weights(*_arrays(dtype, input_weights, hidden_weights, peepholes, biases)),
+            State(*_arrays(dtype, h, s)),
+            Kept(gates.numpy(), states.numpy()),
+            output.numpy(),
+            State(last_h.numpy(), last_s.numpy()),
+        ),
+    )
+    return output, last_h, last_s, gates, states
 
 
-class _Layer(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Tensor) -> tuple[Tensor, ...]:
-        results, saved = _through_time(*arguments, with_gradients=True)
-        ctx.save_for_backward(*saved)
-        ctx.dtype = results[0].dtype
-        return results
+def backward(
+    grad_output: Tensor | None,  # [B, N, D H]; None: zero
+    grad_last_h: Tensor | None,  # [D, B, H]
+    grad_last_s: Tensor | None,  # [D, B, H]
+    x: Tensor,
+    lengths: Tensor | None,
+    input_weights: Tensor,
+    hidden_weights: Tensor,
+    peepholes: Tensor,
+    biases: Tensor,
+    h: Tensor | None,
+    s: Tensor | None,
+    output: Tensor,  # as `forward` returned them
+    gates: Tensor,
+    states: Tensor,
+    with_x: bool,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of x (None unless `with_x`), the four weights, and the first h and s."""
+    lengths, h, s = fill_defaults(x, lengths, peepholes, h, s)
+    dtype, (B, N, D, columns) = gates.dtype, gates.shape
+    H, num_inputs = columns // 4, input_weights.shape[2]
+    upstream = [
+        torch.zeros_like(like) if grad is None else grad
+        for grad, like in ((grad_output, output), (grad_last_h, h), (grad_last_s, s))
+    ]
+    grad_output, *grad_last = upstream
+    # Each direction writes its own part of the gradient of x; `backward` adds them at the end.
+    grad_x = torch.empty(D, B, N if with_x else 0, num_inputs, dtype=dtype)
+    first_h, first_s = torch.empty(D, B, H, dtype=dtype), torch.empty(D, B, H, dtype=dtype)
+    shares = _shares(lengths.numpy().tobytes(), D, num_threads())
+    number, num_shares = gates.numpy().dtype, len(shares.directions)
+    # The sums of the peepholes and biases have many terms and are no products: float64.
+    sums = Weights(
+        np.zeros((num_shares, num_inputs, 4 * H), number),
+        np.zeros((num_shares, 4 * H, H), number),
+        np.zeros((num_shares, 3, H), np.float64),
+        np.zeros((num_shares, 4 * H), np.float64),
+    )
+    _backward_shares(
+        team(num_shares),
+        (
+            shares,
+            _sequences(x, lengths, dtype),
+            Weights(*_arrays(dtype, input_weights, hidden_weights, peepholes, biases)),
+            State(*_arrays(dtype, h, s)),
+            Kept(gates.numpy(), states.numpy()),
+            *_arrays(dtype, output, grad_output),
+            State(*_arrays(dtype, *grad_last)),
+            sums,
+            grad_x.numpy(),
+            State(first_h.numpy(), first_s.numpy()),
+        ),
+    )
+    # The shares of a direction are neighbours.
+    inputs, *rest = (torch.from_numpy(part.reshape(D, -1, *part.shape[1:]).sum(1)) for part in sums)
+    return (
+        grad_x.sum(0) if with_x else None,
+        inputs.mT.contiguous(), rest[0], rest[1], rest[2], first_h, first_s,
+    )  # fmt: skip
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        x, lengths, *saved = ctx.saved_tensors
-        input_weights, _, _, _, h, s, gates, *_ = saved
-        dtype, (D, B, H) = gates.dtype, h.shape
-        num_inputs = input_weights.shape[2]
-        frames, ids = _frames_and_ids(x.detach(), dtype)
-        # Each direction has its own part of the inputs' gradient; they are added at the end.
-        with_x = ctx.needs_input_grad[0]
-        grad_x = torch.empty(D, B, gates.shape[1] if with_x else 0, num_inputs, dtype=dtype)
-        first_h, first_s = torch.empty_like(h), torch.empty_like(s)
-        shares = _shares(lengths.numpy(), D)
-        # The sums over all steps; those that are not products are float64, being of many terms.
-        sums = [
-            np.zeros((len(shares[0]), *shape), kind)
-            for shape, kind in (
-                ((num_inputs, 4 * H), gates.numpy().dtype),
-                ((4 * H, H), gates.numpy().dtype),
-                ((3, H), np.float64),
-                ((4 * H,), np.float64),
-            )
-        ]
-        incoming = [g.to(dtype).contiguous() for g in upstream]
-        arguments = [lengths, frames, ids, *saved, *incoming, grad_x, first_h, first_s]
-        arrays = [argument.detach().numpy() for argument in arguments]
-        _backward_shares(team(len(shares[0])), (*shares, *sums, *arrays))
-        # The shares of a direction stand side by side.
-        grad_input_weights, *rest = (
-            torch.from_numpy(part.reshape(D, -1, *part.shape[1:]).sum(1)) for part in sums
-        )
-        results = [grad_input_weights.transpose(1, 2), *rest, first_h, first_s]
-        return (
-            grad_x.sum(0).to(x.dtype) if with_x else None,
-            None,
-            *(t.to(ctx.dtype) for t in results),
-        )
+
+def _arrays(dtype: torch.dtype, *tensors: Tensor) -> list[np.ndarray]:
+    """Return the tensors as contiguous arrays of one type."""
+    return [cast(tensor.detach(), dtype).contiguous().numpy() for tensor in tensors]
 
 
-def _frames_and_ids(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x as it is used: one of the two is empty."""
+def _sequences(x: Tensor, lengths: Tensor, dtype: torch.dtype) -> Sequences:
+    frames, ids = x, x.new_empty(0, 0)
     if x.ndim == 2:
-        return torch.empty(0, 0, 0, dtype=dtype), x.long().contiguous()
-    return x.to(dtype).contiguous(), torch.empty(0, 0, dtype=torch.int64)
+        frames, ids = x.new_empty(0, 0, 0), x
+    return Sequences(lengths.numpy(), *_arrays(dtype, frames), *_arrays(torch.int64, ids))
 
 
-def _shares(lengths: np.ndarray, num_directions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The shares' directions, their sequences one after the other, and where each share starts.
+@lru_cache(maxsize=64)  # the backward pass, and batches of the same lengths, find it there
+def _shares(lengths: bytes, num_directions: int, num_threads: int) -> Shares:
+    """Cut each direction's sequences, longest first, into as many shares as it has threads.
 
-    Each direction's sequences, longest first, are cut into as many shares as there are threads for
-    it; the same every time, so that sums over shares are too.
+    The shares are the same in every call, so that the sums over them are too.
     """
-    rows, starts = shares_of(lengths, num_threads() // num_directions)
+    rows, starts = shares_of(np.frombuffer(lengths, np.int64), num_threads // num_directions)
     directions = np.repeat(np.arange(num_directions), len(starts) - 1)
     later = [starts[1:] + d * len(rows) for d in range(num_directions)]
-    return directions, np.tile(rows, num_directions), np.concatenate([[0], *later])
+    return Shares(directions, np.tile(rows, num_directions), np.concatenate([[0], *later]))
 
 
 @compiled
 def _frame(d, n, length):
-    """The frame that step n reads: the second direction begins at the sequence's last."""
+    """Return the frame that step n reads: the second direction begins at the last frame."""
     return n if d == 0 else length - 1 - n
 
 
 @compiled
-def _project(d, steps, rows, lengths, frames, ids, input_weights, biases, vectors, projected):
-    """The inputs' part of the four sums, with the biases, for all rows of some steps.
+def _project(d, steps, rows, sequences, input_weights, biases, vectors, projected):
+    """Compute the inputs' part of the four sums, biases included, for all rows of some steps.
 
-    input_weights is [I, columns], one direction's; projected becomes [steps x rows, columns]. Rows
-    whose sequence has ended get the biases alone.
+    `input_weights` is [I, columns], of one direction; `projected` becomes [steps x rows, columns].
+    Rows whose sequence has ended get the biases alone.
     """
+    lengths, frames, ids = sequences.lengths, sequences.frames, sequences.ids
     first, last = steps
     size = (last - first) * rows.size
     for k in range(size):
@@ -166,18 +236,18 @@ def _project(d, steps, rows, lengths, frames, ids, input_weights, biases, vector
 
 @compiled
 def _gate(sums, peephole, state, gate):
-    """σ of a gate's terms (Eqs. 4, 5 and 7)."""
+    """Set `gate` to the sigmoid of its sums plus peepholes (Eqs. 4, 5 and 7)."""
     for j in range(gate.size):
         gate[j] = sigmoid(sums[j] + peephole[j] * state[j])
 
 
 @compiled
 def step(H, wide, sums, peepholes, h, s, gates):
-    """h(n) and s(n) of one sequence, in place of h(n-1) and s(n-1), and its gates [4 H].
+    """Replace h(n-1) and s(n-1) of one sequence by h(n) and s(n); write its gates [4 H].
 
-    sums [4 wide] are the weights' terms of the four, with the biases.
+    `sums` [4 wide] holds the weights' terms of the four sums, biases included.
     """
-    apart()
+    noinline()
     input_gate, forget_gate = gates[:H], gates[H : 2 * H]
     squashed, output_gate = gates[2 * H : 3 * H], gates[3 * H :]
     _gate(sums[:wide], peepholes[0], s, input_gate)  # Eq. 4
@@ -193,60 +263,57 @@ def step(H, wide, sums, peepholes, h, s, gates):
 
 
 @compiled
-def _forward(
-    share, directions, all_rows, starts, lengths, frames, ids,
-    all_input_weights, hidden_weights, peepholes, biases, first_h, first_s,
-    gates, states, output, last_h, last_s,
-):  # fmt: skip
-    """Eqs. 4-8 for one share; the second direction runs from each sequence's last frame.
+def _forward(share, shares, sequences, weights, first, kept, output, last):
+    """Compute Eqs. 4-8 for one share; the second direction starts at each sequence's last frame.
 
-    Gates and states are kept for the way back if there is room for them.
+    Gates and states are kept if `kept` has frames.
     """
-    d, rows = directions[share], all_rows[starts[share] : starts[share + 1]]
-    H = peepholes.shape[2]
-    wide = (H + LANES - 1) // LANES * LANES
+    d, rows = shares.directions[share], shares.rows[shares.starts[share] : shares.starts[share + 1]]
+    lengths, H = sequences.lengths, weights.peepholes.shape[2]
+    wide, dtype = (H + LANES - 1) // LANES * LANES, output.dtype
     # Each gate's columns are padded to whole vectors.
-    input_weights = np.zeros((all_input_weights.shape[2], 4 * wide), gates.dtype)
-    packed = np.empty(4 * wide * H, gates.dtype)
-    padded_biases = np.zeros(4 * wide, gates.dtype)
+    input_weights = np.zeros((weights.inputs.shape[2], 4 * wide), dtype)
+    packed = np.empty(4 * wide * H, dtype)
+    biases = np.zeros(4 * wide, dtype)
     for gate in range(4):
         here, there = slice(gate * H, (gate + 1) * H), slice(gate * wide, gate * wide + H)
-        input_weights[:, there] = all_input_weights[d, here].T
-        padded_biases[there] = biases[d, here]
-        pack(hidden_weights[d, here].T, wide, packed[gate * wide * H : (gate + 1) * wide * H])
-    h, s = np.empty((rows.size, H), gates.dtype), np.empty((rows.size, H), gates.dtype)
+        input_weights[:, there] = weights.inputs[d, here].T
+        biases[there] = weights.biases[d, here]
+        pack(weights.hidden[d, here].T, wide, packed[gate * wide * H : (gate + 1) * wide * H])
+    h, s = np.empty((rows.size, H), dtype), np.empty((rows.size, H), dtype)
     num_steps = max(1, BLOCK // rows.size)
-    sums = np.empty((num_steps * rows.size, 4 * wide), gates.dtype)
-    vectors = np.empty((num_steps * rows.size, input_weights.shape[0]), gates.dtype)
+    sums = np.empty((num_steps * rows.size, 4 * wide), dtype)
+    vectors = np.empty((num_steps * rows.size, input_weights.shape[0]), dtype)
     for r in range(rows.size):
-        h[r] = first_h[d, rows[r]]
-        s[r] = first_s[d, rows[r]]
-    kept, gates_here = gates.shape[1] > 0, np.empty(4 * H, gates.dtype)
+        h[r] = first.h[d, rows[r]]
+        s[r] = first.s[d, rows[r]]
+    keep, gates = kept.gates.shape[1] > 0, np.empty(4 * H, dtype)
     num_rows = rows.size
     for n in range(lengths[rows[0]]):
         while lengths[rows[num_rows - 1]] <= n:
             num_rows -= 1
         if n % num_steps == 0:
             steps = (n, min(n + num_steps, lengths[rows[0]]))
-            _project(
-                d, steps, rows, lengths, frames, ids, input_weights, padded_biases, vectors, sums
-            )
-        first = n % num_steps * rows.size
-        multiply_packed(h, num_rows, packed, 4 * wide, sums[first:], True)
+            _project(d, steps, rows, sequences, input_weights, biases, vectors, sums)
+        start = n % num_steps * rows.size
+        multiply_packed(h, num_rows, packed, 4 * wide, sums[start:], True)
         for r in range(num_rows):
             b = rows[r]
             t = _frame(d, n, lengths[b])
-            if kept:
-                gates_here = gates[b, t, d]
-            step(H, wide, sums[first + r], peepholes[d], h[r], s[r], gates_here)
-            if kept:
-                states[b, t, d] = s[r]
+            if keep:
+                gates = kept.gates[b, t, d]
+            step(H, wide, sums[start + r], weights.peepholes[d], h[r], s[r], gates)
+            if keep:
+                kept.states[b, t, d] = s[r]
             output[b, t, d * H : (d + 1) * H] = h[r]
     for r in range(rows.size):
         b = rows[r]
-        last_h[d, b] = h[r]
-        last_s[d, b] = s[r]
+        last.h[d, b] = h[r]
+        last.s[d, b] = s[r]
         output[b, lengths[b] :, d * H : (d + 1) * H] = 0
+        if keep:
+            kept.gates[b, lengths[b] :, d] = 0
+            kept.states[b, lengths[b] :, d] = 0
 
 
 _share_forward = sharing(_forward)
@@ -262,12 +329,12 @@ def _step_back(
     H, gates, before, state, peepholes, above, grad_h, grad_s, grad_sums, sum_peepholes,
     tanh_state, total,
 ):  # fmt: skip
-    """From ∂L/∂h(n), ∂L/∂s(n) to those of the four sums and of s(n-1), in place of s(n)'s.
+    """Turn ∂L/∂h(n) and ∂L/∂s(n) into the gradients of the four sums and, in place, of s(n-1).
 
-    `before` is s(n-1); `above` comes from the outputs, grad_h from the step after; the last two
-    arguments are space to work in.
+    `before` is s(n-1); `above` is the gradient of the output, `grad_h` that from step n+1;
+    `tanh_state` and `total` [H] are scratch space.
     """
-    apart()
+    noinline()
     one = gates.dtype.type(1)
     input_gate, forget_gate = gates[:H], gates[H : 2 * H]
     squashed, output_gate = gates[2 * H : 3 * H], gates[3 * H :]
@@ -304,34 +371,34 @@ def _add_products(sums, left, right):
 
 @compiled
 def _backward(
-    share, directions, all_rows, starts, all_sum_input, all_sum_hidden, all_sum_peepholes,
-    all_sum_biases, lengths, frames, ids,
-    input_weights, hidden_weights, peepholes, biases, first_h, first_s, gates, states, output,
-    grad_output, grad_last_h, grad_last_s, grad_x, grad_first_h, grad_first_s,
+    share, shares, sequences, weights, first, kept, output, grad_output, grad_last, all_sums,
+    grad_x, grad_first,
 ):  # fmt: skip
-    """Back through time for one share. The derivation is in docs/derivations.md.
+    """Backpropagate through time for one share (docs/derivations.md).
 
-    The sums are the share's part of the weights' gradients; the input weights' is transposed.
+    `all_sums` gets the share's part of the weights' gradients, those of the inputs transposed.
     """
-    d, rows = directions[share], all_rows[starts[share] : starts[share + 1]]
-    sum_input, sum_hidden = all_sum_input[share], all_sum_hidden[share]
-    sum_peepholes, sum_biases = all_sum_peepholes[share], all_sum_biases[share]
-    H = peepholes.shape[2]
-    wide = (H + LANES - 1) // LANES * LANES
-    packed = np.empty(wide * 4 * H, gates.dtype)
-    pack(hidden_weights[d], wide, packed)
-    grad_h, grad_s = np.empty((rows.size, wide), gates.dtype), np.empty((rows.size, H), gates.dtype)
-    tanh_state, total = np.empty(H, gates.dtype), np.empty(H, gates.dtype)
-    # A block of rows: the gradients of their four sums, their h(n-1), and where they belong. The
-    # rows are a little longer than they need be, because a power of two would share cache lines.
+    d, rows = shares.directions[share], shares.rows[shares.starts[share] : shares.starts[share + 1]]
+    sums = Weights(
+        all_sums.inputs[share], all_sums.hidden[share],
+        all_sums.peepholes[share], all_sums.biases[share],
+    )  # fmt: skip
+    lengths, H = sequences.lengths, weights.peepholes.shape[2]
+    wide, dtype = (H + LANES - 1) // LANES * LANES, output.dtype
+    packed = np.empty(wide * 4 * H, dtype)
+    pack(weights.hidden[d], wide, packed)
+    grad_h, grad_s = np.empty((rows.size, wide), dtype), np.empty((rows.size, H), dtype)
+    tanh_state, total = np.empty(H, dtype), np.empty(H, dtype)
+    # Rows of `grad_sums` are padded, because rows a power of two apart compete for cache lines.
     size = max(BLOCK, rows.size)
-    grad_sums = np.empty((size, 4 * H + LANES), gates.dtype)
-    hidden = np.empty((size, H), gates.dtype)
-    items, times = np.empty(size, np.int64), np.empty(size, np.int64)
-    block_peepholes = np.zeros((3, H), gates.dtype)
+    block = Block(
+        np.empty(size, np.int64), np.empty(size, np.int64),
+        np.empty((size, 4 * H + LANES), dtype), np.empty((size, H), dtype),
+    )  # fmt: skip
+    block_peepholes = np.zeros((3, H), dtype)
     for r in range(rows.size):
-        grad_h[r, :H] = grad_last_h[d, rows[r]]
-        grad_s[r] = grad_last_s[d, rows[r]]
+        grad_h[r, :H] = grad_last.h[d, rows[r]]
+        grad_s[r] = grad_last.s[d, rows[r]]
         if grad_x.size > 0:
             grad_x[d, rows[r], lengths[rows[r]] :] = 0
     num_rows, filled = 0, 0
@@ -339,64 +406,62 @@ def _backward(
         while num_rows < rows.size and lengths[rows[num_rows]] > n:
             num_rows += 1
         if filled + num_rows > size:
-            _add_block(
-                d, filled, items, times, frames, ids, input_weights, grad_sums, hidden,
-                sum_input, sum_hidden, sum_biases, grad_x,
-            )  # fmt: skip
-            sum_peepholes += block_peepholes
-            block_peepholes[:] = 0
+            _add_block(d, filled, block, sequences, weights.inputs, sums, grad_x)
+            _add_and_clear(sums.peepholes, block_peepholes)
             filled = 0
         for r in range(num_rows):
             b, k = rows[r], filled + r
             t, t_before = _frame(d, n, lengths[b]), _frame(d, n - 1, lengths[b])
-            items[k], times[k] = b, t
+            block.items[k], block.times[k] = b, t
             above = grad_output[b, t, d * H : (d + 1) * H]
-            s_before = first_s[d, b] if n == 0 else states[b, t_before, d]
-            h_before = first_h[d, b] if n == 0 else output[b, t_before, d * H : (d + 1) * H]
-            hidden[k] = h_before
+            s_before = first.s[d, b] if n == 0 else kept.states[b, t_before, d]
+            h_before = first.h[d, b] if n == 0 else output[b, t_before, d * H : (d + 1) * H]
+            block.hidden[k] = h_before
             _step_back(
-                H, gates[b, t, d], s_before, states[b, t, d], peepholes[d], above,
-                grad_h[r], grad_s[r], grad_sums[k], block_peepholes, tanh_state, total,
+                H, kept.gates[b, t, d], s_before, kept.states[b, t, d], weights.peepholes[d], above,
+                grad_h[r], grad_s[r], block.grad_sums[k], block_peepholes, tanh_state, total,
             )  # fmt: skip
-        multiply_packed(grad_sums[filled:, : 4 * H], num_rows, packed, wide, grad_h, False)
+        multiply_packed(block.grad_sums[filled:, : 4 * H], num_rows, packed, wide, grad_h, False)
         filled += num_rows
-    _add_block(
-        d, filled, items, times, frames, ids, input_weights, grad_sums, hidden,
-        sum_input, sum_hidden, sum_biases, grad_x,
-    )  # fmt: skip
-    sum_peepholes += block_peepholes
+    _add_block(d, filled, block, sequences, weights.inputs, sums, grad_x)
+    _add_and_clear(sums.peepholes, block_peepholes)
     for r in range(rows.size):
-        grad_first_h[d, rows[r]] = grad_h[r, :H]
-        grad_first_s[d, rows[r]] = grad_s[r]
+        grad_first.h[d, rows[r]] = grad_h[r, :H]
+        grad_first.s[d, rows[r]] = grad_s[r]
 
 
 @compiled
-def _add_block(
-    d, filled, items, times, frames, ids, input_weights, grad_sums, hidden,
-    sum_input, sum_hidden, sum_biases, grad_x,
-):  # fmt: skip
-    """Add a block's part of the weights' gradients, and write that of its inputs."""
-    columns = sum_biases.size
+def _add_and_clear(sums, parts):
+    sums += parts
+    parts[:] = 0
+
+
+@compiled
+def _add_block(d, filled, block, sequences, input_weights, sums, grad_x):
+    """Add a block's part of the weights' gradients; write the gradients of its inputs."""
+    frames, ids, columns = sequences.frames, sequences.ids, sums.biases.size
+    items, times, grad_sums = block.items, block.times, block.grad_sums
     grads = grad_sums[:filled, :columns]
-    multiply(grads.T, hidden[:filled], sum_hidden, True)
+    multiply(grads.T, block.hidden[:filled], sums.hidden, True)
     biases = np.zeros(columns, grad_sums.dtype)
     for k in range(filled):
         row = grad_sums[k]
         for j in range(columns):
             biases[j] += row[j]
+    sum_biases = sums.biases
     sum_biases += biases
     if ids.size > 0:
         for k in range(filled):
             label = ids[items[k], times[k]]
             if label > 0:
-                row, sums = grad_sums[k], sum_input[label - 1]
+                row, column = grad_sums[k], sums.inputs[label - 1]
                 for j in range(columns):
-                    sums[j] += row[j]
+                    column[j] += row[j]
         return
     vectors = np.empty((filled, frames.shape[2]), grad_sums.dtype)
     for k in range(filled):
         vectors[k] = frames[items[k], times[k]]
-    multiply(vectors.T, grads, sum_input, True)
+    multiply(vectors.T, grads, sums.inputs, True)
     if grad_x.size > 0:
         multiply(grads, input_weights[d], vectors, False)
         for k in range(filled):

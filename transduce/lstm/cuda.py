@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from transduce.kernels.nvrtc import (
     shared_memory,
     without_autocast,
 )
+from transduce.lstm.reference import cast
 
 SOURCE = Path(__file__).with_name("lstm.cu").read_text()
 HELPERS = ("look_up", "look_up_gradient", "without_padding")
@@ -120,7 +120,7 @@ class _Run:
         self.kernels[name](grid, THREADS, arguments)
 
 
-def layer(
+def forward(
     x: Tensor,
     lengths: Tensor | None,
     input_weights: Tensor,
@@ -129,34 +129,15 @@ def layer(
     biases: Tensor,
     h: Tensor | None,
     s: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One layer of D directions: its outputs [B, N, D H] and the last h and s, each [D, B, H]."""
-    arguments = (x, lengths, input_weights, hidden_weights, peepholes, biases, h, s)
-    if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in arguments):
-        result: tuple[Tensor, Tensor, Tensor] = _Layer.apply(*arguments)  # type: ignore[no-untyped-call]
-        return result
-    results, _ = _forward(*arguments, with_gradients=False)
-    return results
-
-
-def _wide(a: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """As the kernels take it."""
-    return None if a is None else aligned(a if a.dtype == dtype else a.to(dtype))
-
-
-def _forward(
-    x: Tensor,
-    lengths: Tensor | None,
-    *weights_and_state: Tensor | None,
     with_gradients: bool,
-) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor | None, ...]]:
-    """The results, and what the way back needs."""
-    dtype = weights_and_state[0].dtype  # type: ignore[union-attr]
-    wide = torch.promote_types(dtype, torch.float32)
-    tensors = [_wide(a, wide) for a in weights_and_state]
-    input_weights, hidden_weights, peepholes, biases = cast(list[Tensor], tensors[:4])
-    h, s = tensors[4:]
-    x = cast(Tensor, _wide(x, wide if x.is_floating_point() else torch.int64))
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Run one layer of D directions in float32 or float64; `cpu.forward` documents the results."""
+    dtype = torch.promote_types(biases.dtype, torch.float32)
+    input_weights, hidden_weights, peepholes, biases = (
+        _operand(weights, dtype) for weights in (input_weights, hidden_weights, peepholes, biases)
+    )
+    h, s = (None if part is None else _operand(part, dtype) for part in (h, s))
+    x = _operand(x, dtype if x.is_floating_point() else torch.int64)
     (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
     H = columns // 4
     with current(x.device), without_autocast():
@@ -177,66 +158,85 @@ def _forward(
         run.through_time(
             gates, hidden_weights, peepholes, lengths, h, s, output, states, last_h, last_s,
         )  # fmt: skip
-    saved = (x, lengths, input_weights, hidden_weights, peepholes, h, s, gates, states, output)
-    results = (output, last_h, last_s)
-    if dtype != wide:
-        results = (output.to(dtype), last_h.to(dtype), last_s.to(dtype))
-    return results, saved
-
-
-class _Layer(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Tensor) -> tuple[Tensor, ...]:
-        results, saved = _forward(*arguments, with_gradients=True)
-        ctx.save_for_backward(*saved)
-        ctx.dtype = results[0].dtype
-        ctx.set_materialize_grads(False)
-        return results
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, lengths, input_weights, hidden_weights, peepholes, h, s, gates, states, output = (
-            ctx.saved_tensors
+    if states is None:
+        return (
+            output,
+            last_h,
+            last_s,
+            gates.new_empty(B, 0, D, columns),
+            gates.new_empty(B, 0, D, H),
         )
-        (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
-        H, num_rows = columns // 4, B * N
-        with current(x.device), without_autocast():
-            run = _Run(4, B, N, D, H, peepholes)
-            grad_sums = peepholes.new_empty(num_rows, D, columns)
-            set_all_bits(grad_sums)
-            before = peepholes.new_empty(num_rows, D, H)
-            grad_h, grad_s = peepholes.new_empty(D, B, H), peepholes.new_empty(D, B, H)
-            rest = peepholes.new_empty(run.plan.groups, D, 7, H)
-            transposed = hidden_weights.view(D, 4, H, H).transpose(2, 3).contiguous()
-            run.through_time(
-                gates, transposed, peepholes, lengths, h, s, output, states,
-                *(_wide(a, peepholes.dtype) for a in upstream),
-                grad_sums, before, grad_h, grad_s, rest,
+    return output, last_h, last_s, gates.view(B, N, D, columns), states
+
+
+def backward(
+    grad_output: Tensor | None,
+    grad_last_h: Tensor | None,
+    grad_last_s: Tensor | None,
+    x: Tensor,
+    lengths: Tensor | None,
+    input_weights: Tensor,
+    hidden_weights: Tensor,
+    peepholes: Tensor,
+    biases: Tensor,
+    h: Tensor | None,
+    s: Tensor | None,
+    output: Tensor,
+    gates: Tensor,
+    states: Tensor,
+    with_x: bool,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of x (None unless `with_x`), the four weights, and the first h and s."""
+    dtype = gates.dtype
+    input_weights, hidden_weights, peepholes, output, gates, states = (
+        _operand(tensor, dtype)
+        for tensor in (input_weights, hidden_weights, peepholes, output, gates, states)
+    )
+    h, s, *upstream = (
+        None if tensor is None else _operand(tensor, dtype)
+        for tensor in (h, s, grad_output, grad_last_h, grad_last_s)
+    )
+    x = _operand(x, dtype if x.is_floating_point() else torch.int64)
+    (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
+    H, num_rows = columns // 4, B * N
+    with current(x.device), without_autocast():
+        run = _Run(4, B, N, D, H, peepholes)
+        grad_sums = peepholes.new_empty(num_rows, D, columns)
+        set_all_bits(grad_sums)
+        before = peepholes.new_empty(num_rows, D, H)
+        grad_h, grad_s = peepholes.new_empty(D, B, H), peepholes.new_empty(D, B, H)
+        rest = peepholes.new_empty(run.plan.groups, D, 7, H)
+        transposed = hidden_weights.view(D, 4, H, H).transpose(2, 3).contiguous()
+        run.through_time(
+            gates, transposed, peepholes, lengths, h, s, output, states, *upstream,
+            grad_sums, before, grad_h, grad_s, rest,
+        )  # fmt: skip
+        # A product for each direction: cuBLAS splits a long sum, but not in a batch of them.
+        grad_hidden = torch.empty_like(hidden_weights)
+        for d in range(D):
+            torch.mm(grad_sums[:, d].T, before[:, d], out=grad_hidden[d])
+        grad_peepholes, grad_biases = rest[:, :, :3].sum(0), rest[:, :, 3:].sum(0).flatten(1)
+        flat, grad_x = grad_sums.view(num_rows, D * columns), None
+        if x.ndim == 2:
+            grad_input = torch.empty_like(input_weights)
+            run(
+                "look_up_gradient", (inputs, -(-D * columns // THREADS)),
+                x, flat, grad_input, num_rows, D * columns, inputs,
             )  # fmt: skip
-            # A product for each direction: cuBLAS splits a long sum, but not in a batch of them.
-            grad_hidden = torch.empty_like(hidden_weights)
-            for d in range(D):
-                torch.mm(grad_sums[:, d].T, before[:, d], out=grad_hidden[d])
-            sums = rest.sum(0)
-            flat, grad_x = grad_sums.view(num_rows, D * columns), None
-            if x.ndim == 2:
-                grad_input = torch.empty_like(input_weights)
+        else:
+            clean = x
+            if lengths is not None:
+                clean = torch.empty_like(x)
                 run(
-                    "look_up_gradient", (inputs, -(-D * columns // THREADS)),
-                    x, flat, grad_input, num_rows, D * columns, inputs,
+                    "without_padding", (-(-x.numel() // THREADS), 1),
+                    x, lengths, clean, N, inputs, x.numel(),
                 )  # fmt: skip
-            else:
-                clean = x
-                if lengths is not None:
-                    clean = torch.empty_like(x)
-                    run(
-                        "without_padding", (-(-x.numel() // THREADS), 1),
-                        x, lengths, clean, N, inputs, x.numel(),
-                    )  # fmt: skip
-                grad_input = (flat.T @ clean.view(num_rows, inputs)).view_as(input_weights)
-                if ctx.needs_input_grad[0]:
-                    grad_x = (flat @ input_weights.view(-1, inputs)).view_as(x).to(ctx.dtype)
-        grads = [grad_input, grad_hidden, sums[:, :3], sums[:, 3:].flatten(1), grad_h, grad_s]
-        given = len(grads) if h is not None else len(grads) - 2
-        return grad_x, None, *(grad.to(ctx.dtype) for grad in grads[:given]), *[None] * (6 - given)
+            grad_input = (flat.T @ clean.view(num_rows, inputs)).view_as(input_weights)
+            if with_x:
+                grad_x = (flat @ input_weights.view(-1, inputs)).view_as(x)
+    return grad_x, grad_input, grad_hidden, grad_peepholes, grad_biases, grad_h, grad_s
+
+
+def _operand(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the tensor contiguous, aligned and in `dtype`, as the kernels take it."""
+    return aligned(cast(tensor.detach(), dtype))

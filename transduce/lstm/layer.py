@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from transduce.kernels.backends import INTEGERS, Backend, load, resolve
+import transduce.lstm.eager as eager
+import transduce.lstm.operators as operators
+import transduce.lstm.reference as reference
+from transduce.kernels.backends import INTEGERS, Backend, resolve
 
+Layer = Callable[
+    [Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
+    tuple[Tensor, Tensor, Tensor],
+]
 State = tuple[Tensor, Tensor]  # h and s, each [num_layers * directions, B, H]
 BACKENDS = ("reference", "eager", "cpu", "cuda")
-INITIAL_RANGE = 0.1  # the paper's: weights begin uniformly distributed from minus this to this
+INITIAL_RANGE = 0.1  # the paper's: initial weights are uniform in [-0.1, 0.1]
 
 
 class PeepholeLSTM(nn.Module):
@@ -21,14 +29,14 @@ class PeepholeLSTM(nn.Module):
     The input and forget gates see the state s(n-1), the output gate s(n), each through a diagonal
     matrix; all four sums have a bias. `dropout` acts between layers. With `bidirectional`, a
     second set of weights scans each sequence from its own last frame, and each layer's output is
-    the two side by side. With `embedding_size`, the first layer's input weights are a product: each
-    input stands for a vector of so many numbers, on which dropout acts too.
+    the concatenation of the two. With `embedding_size`, the first layer's input weights are a
+    product: each input stands for a vector of that size (an embedding), on which dropout acts too.
 
     The inputs x are vectors [B, N, input_size], or ids [B, N]: id k stands for the one-hot vector
-    whose k-th element is one, k counting from 1, and id 0 for the vector of zeros. Ids are looked
-    up, so input_size may be large. `lengths` [B] says how many of the N frames each sequence has;
-    the others are ignored, and the output there is zero. `state`, the pair (h, s) that an earlier
-    call returned, continues where it ended; each is [num_layers * directions, B, hidden_size].
+    whose k-th element is one, counting from 1, and id 0 for the vector of zeros. Ids are looked
+    up, so input_size may be large. `lengths` [B] gives the number of frames of each sequence; the
+    LSTM ignores the padding after them, and its output there is zero. `state`, the pair (h, s) that
+    an earlier call returned, continues that call; both are [num_layers * directions, B, H].
     """
 
     def __init__(
@@ -70,29 +78,34 @@ class PeepholeLSTM(nn.Module):
     ) -> tuple[Tensor, State]:
         """Return the last layer's outputs [B, N, hidden_size * directions] and the last state."""
         if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
-            x = x.to(self._first.biases.dtype)  # the layer before it may have been rounded
-        lengths = self._checked(x, lengths, state)
-        module = load("lstm", resolve(backend, x.device, BACKENDS))
-        D = self.num_directions
+            x = x.to(self._first.biases.dtype)  # autocast may have rounded the layer before
+        self._check(x, lengths, state)
+        lengths = None if lengths is None else lengths.long().contiguous()
+        name = resolve(backend, x.device, BACKENDS)
         dropout = self.dropout if self.training else 0.0
-        last_h, last_s = [], []
+        embed = dropout > 0 and self.embedding_size > 0
+        if (embed or name in ("reference", "eager")) and not torch.compiler.is_compiling():
+            operators.check_values(x, lengths, self.input_size)  # the operator checks otherwise
+        run: Layer = partial(operators.layer, backend=name)
+        if name in ("reference", "eager"):
+            run = reference.layer if name == "reference" else eager.layer
+        D, last_h, last_s = self.num_directions, [], []
         for i, layer in enumerate(cast(Iterable[_Layer], self.layers)):
-            embed = dropout > 0 and layer.embedding is not None
-            if embed:
+            if embed and i == 0:
                 x = layer.embedded(x)
             if dropout > 0 and (i > 0 or embed):
                 x = nn.functional.dropout(x, dropout)
             weights = layer.weights(of_embedded=embed)
-            first = (part[i * D : (i + 1) * D] for part in state) if state else (None, None)
-            x, h, s = module.layer(x, lengths, *weights, *first)
+            h, s = (part[i * D : (i + 1) * D] for part in state) if state else (None, None)
+            x, h, s = run(x, lengths, *weights, h, s)
             last_h.append(h)
             last_s.append(s)
         if self.num_layers == 1:
-            return x, (h, s)
+            return x, (last_h[0], last_s[0])
         return x, (torch.cat(last_h), torch.cat(last_s))
 
-    def _checked(self, x: Tensor, lengths: Tensor | None, state: State | None) -> Tensor | None:
-        """The lengths as int64; ValueError where the arguments do not go together."""
+    def _check(self, x: Tensor, lengths: Tensor | None, state: State | None) -> None:
+        """Raise ValueError if the arguments' types, shapes or devices do not match."""
         weights = self._first.biases
         if x.is_floating_point():
             if x.ndim != 3 or x.shape[2] != self.input_size:
@@ -105,7 +118,7 @@ class PeepholeLSTM(nn.Module):
             raise ValueError(f"x must have a sequence and a frame, not {list(x.shape)}")
         if x.device != weights.device:
             raise ValueError(f"x is on {x.device}, but the weights are on {weights.device}")
-        B, N = x.shape[:2]
+        B = x.shape[0]
         if lengths is not None:
             if lengths.shape != (B,) or lengths.dtype not in INTEGERS:
                 raise ValueError(
@@ -113,12 +126,6 @@ class PeepholeLSTM(nn.Module):
                     f"{list(lengths.shape)}"
                 )
             _check_device("lengths", lengths, x.device)
-        if x.device.type == "cpu":  # on a GPU a look at the values would wait for it
-            for b, length in enumerate([] if lengths is None else lengths.tolist()):
-                if not 0 <= length <= N:
-                    raise ValueError(f"lengths[{b}] must be between 0 and {N}, not {length}")
-            if x.ndim == 2:
-                _check_ids(x, lengths, self.input_size)
         shape = (self.num_layers * self.num_directions, B, self.hidden_size)
         if state is not None and len(state) != 2:
             raise ValueError(f"the state must be the pair (h, s), not {len(state)} tensors")
@@ -128,7 +135,6 @@ class PeepholeLSTM(nn.Module):
                 raise ValueError(
                     f"the state's {name} must be {list(shape)}, not {list(part.shape)}"
                 )
-        return None if lengths is None else lengths.long().contiguous()
 
     @property
     def _first(self) -> _Layer:
@@ -160,14 +166,17 @@ class _Layer(nn.Module):
             self.embedding = nn.Parameter(0.5 * torch.randn(input_size, embedding_size))
 
     def weights(self, *, of_embedded: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of the inputs, or what they stand for, of the hidden layer, the peepholes, the biases."""
+        """Return the input weights, the hidden weights, the peepholes and the biases.
+
+        The input weights include the embedding unless `of_embedded`.
+        """
         inputs: Tensor = self.input_weights
         if self.embedding is not None and not of_embedded:
             inputs = inputs @ self.embedding.mT
         return inputs, self.hidden_weights, self.peepholes, self.biases
 
     def embedded(self, x: Tensor) -> Tensor:
-        """What the inputs, vectors [B, N, input_size] or ids [B, N], stand for."""
+        """Return the embeddings [B, N, embedding_size] of vectors or of ids [B, N]."""
         assert self.embedding is not None
         if x.is_floating_point():
             return x @ self.embedding
@@ -177,14 +186,3 @@ class _Layer(nn.Module):
 def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:
     if tensor.device != device:
         raise ValueError(f"{name} is on {tensor.device}, but x is on {device}")
-
-
-def _check_ids(ids: Tensor, lengths: Tensor | None, input_size: int) -> None:
-    outside = (ids < 0) | (ids > input_size)
-    if lengths is not None:
-        outside &= torch.arange(ids.shape[1]) < lengths[:, None]
-    if outside.any():
-        b, n = outside.nonzero()[0].tolist()
-        raise ValueError(
-            f"x has id {int(ids[b, n])} at position {n} of item {b}; ids are 0 to {input_size}"
-        )

@@ -59,6 +59,11 @@ def fill_defaults(
     return lengths, h, s
 
 
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert the tensor if it has another type; `Tensor.to` takes 2 µs to find that it has not."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
+
+
 def direction(
     x: Tensor,
     lengths: Tensor,

@@ -160,8 +160,8 @@ def tanh(x: Any) -> Any:
     """The hyperbolic tangent."""
 
 
-def narrow(x: Any, like: Any) -> Any:
-    """The float64 x in the type of the array `like`."""
+def cast_like(x: Any, like: Any) -> Any:
+    """Convert the float64 x to the number type of the array `like`."""
 
 
 def _by_type(function: Any, for_float32: Any, for_float64: Any) -> None:
@@ -172,13 +172,14 @@ def _by_type(function: Any, for_float32: Any, for_float64: Any) -> None:
         return lambda x: for_float64(x)
 
 
-@overload(narrow, inline="always")
-def _narrow(x, like):
+@overload(cast_like, inline="always")
+def _cast_like(x, like):
     if like.dtype == types.float32:
         return lambda x, like: np.float32(x)
     return lambda x, like: x
 
 
+narrow = cast_like
 _by_type(exp, _exp32, _exp64)
 _by_type(log, _log32, _log64)
 _by_type(log1p, _log1p32, _log1p64)

@@ -20,7 +20,7 @@ DEPTH = 256  # how many terms of a product are summed before its panel leaves th
 
 
 @intrinsic
-def apart(typing_context):
+def noinline(typing_context):
     """Keep the function that calls this out of its callers: it is compiled once, and well."""
 
     def codegen(context, builder, signature, args):
@@ -142,7 +142,7 @@ _tile_1_by_4, _tile_2_by_2 = _tile(1, 4), _tile(2, 2)
 @compiled
 def _rows_by_vector(like, rows, a, a_row, a_depth, b, b_depth, depth, c, c_row, accumulate):
     """Up to MAX_ROWS rows of a times one vector's width of b."""
-    apart()
+    noinline()
     if rows == 6:
         _tile_6(like, a, a_row, a_depth, b, 0, b_depth, depth, c, c_row, accumulate)
     elif rows == 5:
@@ -179,7 +179,7 @@ def multiply_packed(a, rows, packed, num_columns, c, accumulate):
 
     Rows of a and c are contiguous. One row alone waits for b, so it takes four vectors at once.
     """
-    apart()
+    noinline()
     depth, size = a.shape[1], a.itemsize
     a_row = a.strides[0] // size
     lanes = VECTOR_BYTES // size
@@ -218,7 +218,7 @@ def _multiply(
     like, rows, depth, columns, a, a_row, a_depth, b, b_row, b_column, c, c_row, accumulate
 ):  # fmt: skip
     """c = a b, or c += a b, for all rows and columns and at most DEPTH terms."""
-    apart()
+    noinline()
     size = like.itemsize
     lanes = VECTOR_BYTES // size
     panel = np.empty(depth * lanes, like.dtype)
