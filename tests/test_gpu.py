@@ -37,6 +37,7 @@ from transduce import (
     Transducer,
     beam_search,
     rnnt_loss,
+    search,
     transducer_loss,
 )
 from transduce.kernels.nvrtc import full_float32_matmul
@@ -656,3 +657,52 @@ def test_the_kernels_of_the_search_find_what_tensor_operations_find(width, most,
         assert one[0].labels == other[0].labels
         for h in both:
             assert h.log_prob == pytest.approx(expected[h.labels], abs=1e-4)
+
+
+class StatelessPredictor(torch.nn.Module):
+    """A predictor that is not ours: an embedding of the last two labels."""
+
+    def __init__(self, num_labels):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(num_labels + 1, 8)
+        self.output = torch.nn.Linear(16, num_labels + 1)
+
+    def start(self, batch):
+        return torch.zeros(batch, 2, dtype=torch.int64, device=self.output.weight.device)
+
+    def step(self, labels, state):
+        state = torch.cat([state[:, 1:], labels[:, None]], 1)
+        return self.output(self.embedding(state).flatten(1)), state
+
+
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")
+@pytest.mark.parametrize("joint", [None, lambda f, g: torch.tanh(f) * 3 + g], ids=["sum", "tanh"])
+def test_any_networks_are_searched_on_the_gpu_as_by_the_sequential_loop_on_the_cpu(joint):
+    torch.manual_seed(0)
+    network = StatelessPredictor(6).double()
+    f, num_vectors = 3 * torch.randn(2, 15, 7).double(), torch.tensor([15, 8])
+    options = dict(beam_width=12, n_best=12, joint=joint, max_labels_per_frame=5)
+    expected = search(f, num_vectors, network, backend="reference", **options)
+    found = search(f.cuda(), num_vectors.cuda(), network.cuda(), **options)
+    for one, other in zip(found, expected, strict=True):
+        assert [h.labels for h in one] == [h.labels for h in other]
+        for h, e in zip(one, other, strict=True):
+            assert h.log_prob == pytest.approx(e.log_prob, abs=1e-9)
+            assert h.frames == e.frames
+
+
+def test_a_compiled_training_step_has_the_same_numbers():
+    torch.manual_seed(0)
+    model = Transducer(6, 9, 32, num_layers=2).cuda()
+    frames, num_frames = torch.randn(3, 20, 6).cuda(), torch.tensor([20, 11, 5]).cuda()
+    labels, num_labels = torch.randint(1, 10, (3, 7)).cuda(), torch.tensor([7, 4, 0]).cuda()
+
+    def loss(frames, labels):
+        f, g, num_vectors = model(frames, num_frames, labels)
+        return transducer_loss(f, g, labels, num_vectors, num_labels).sum()
+
+    expected = torch.autograd.grad(loss(frames, labels), list(model.parameters()))
+    compiled = torch.compile(loss, fullgraph=True)
+    found = torch.autograd.grad(compiled(frames, labels), list(model.parameters()))
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, rtol=1e-4, atol=1e-5)
