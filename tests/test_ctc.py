@@ -1,5 +1,6 @@
 """CTC decoding, held against every path one by one."""
 
+import math
 from collections import defaultdict
 from itertools import groupby, product
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce import ctc_best_path, ctc_prefix_search
+from transduce import NGram, SearchOptions, ctc_beam_search, ctc_best_path, ctc_prefix_search
 
 
 def collapse(path):
@@ -143,3 +144,48 @@ def test_what_lies_past_the_end_is_not_read():
 def test_what_is_wrong_is_said(arguments, options, words):
     with pytest.raises(ValueError, match=words):
         ctc_prefix_search(*arguments, **options)
+
+
+# --- The prefix beam search ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_beam_that_is_wide_enough_has_every_labelling(seed):
+    torch.manual_seed(seed)
+    f = 2 * torch.randn(1, 5, 3)
+    exact = every_labelling(f[0])
+    options = SearchOptions(10_000, n_best=10_000, length_normalised=False)
+    (found,) = ctc_beam_search(f, torch.tensor([5]), options)
+    assert {one.labels for one in found} == set(exact)
+    for one in found:
+        assert math.exp(one.log_prob) == pytest.approx(exact[one.labels], rel=1e-9)
+    assert [one.log_prob for one in found] == sorted((o.log_prob for o in found), reverse=True)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_narrow_beam_finds_no_labelling_more_probable_than_it_is(width):
+    torch.manual_seed(width)
+    f, num_frames = 2 * torch.randn(2, 6, 4), torch.tensor([6, 0])
+    exact = every_labelling(f[0])
+    found, nothing = ctc_beam_search(f, num_frames, SearchOptions(width, n_best=width))
+    assert nothing == [((), 0.0)]
+    assert len(found) == width
+    for one in found:
+        assert math.exp(one.log_prob) <= exact[one.labels] * (1 + 1e-9)
+
+
+def test_fusion_adds_its_score_for_every_label_of_a_labelling():
+    torch.manual_seed(0)
+    f, ngram, weight = torch.randn(1, 4, 3), NGram(2, 2, [[1, 2, 2], [2]]), 0.7
+    options = SearchOptions(
+        1000, n_best=1000, fusion=ngram, fusion_weight=weight, length_normalised=False
+    )
+    (found,) = ctc_beam_search(f, torch.tensor([4]), options)
+    exact = every_labelling(f[0])
+    assert len(found) == len(exact)
+    for one in found:
+        state, expected = ngram.start(), math.log(exact[one.labels])
+        for label in one.labels:
+            expected += weight * ngram.log_probs(state)[label - 1]
+            state = ngram.advance(state, label)
+        assert one.log_prob == pytest.approx(expected)

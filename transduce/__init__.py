@@ -19,18 +19,29 @@ from transduce.decoding import (
     read_arpa,
     search,
 )
-from transduce.decoding.ctc import ctc_best_path, ctc_prefix_search
+from transduce.decoding.ctc import ctc_beam_search, ctc_best_path, ctc_prefix_search
 from transduce.decoding.ensemble import Ensemble
 from transduce.lattice.loss import (
+    Occupancies,
+    RNNTLoss,
+    TransducerLoss,
     backward_variables,
     best_alignment,
     forward_variables,
+    lattice_loss,
     lattice_transitions,
     log_likelihood,
     log_occupancy,
     remove_nulls,
     rnnt_loss,
     transducer_loss,
+)
+from transduce.lattice.variants import (
+    additive_transitions,
+    delay_penalty,
+    fastemit_loss,
+    hat_transitions,
+    joint_transitions,
 )
 from transduce.lstm.layer import PeepholeLSTM
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
@@ -61,20 +72,30 @@ __all__ = [
     "LanguageModel",
     "NGram",
     "NextLabelPredictor",
+    "Occupancies",
     "PeepholeLSTM",
     "PredictionNetwork",
+    "RNNTLoss",
     "SearchOptions",
     "Timing",
     "TranscriptionNetwork",
     "Transducer",
+    "TransducerLoss",
+    "additive_transitions",
     "backward_variables",
     "beam_search",
     "best_alignment",
+    "ctc_beam_search",
     "ctc_best_path",
     "ctc_prefix_search",
+    "delay_penalty",
+    "fastemit_loss",
     "forward_variables",
     "greedy_search",
+    "hat_transitions",
+    "joint_transitions",
     "label_timings",
+    "lattice_loss",
     "lattice_transitions",
     "load",
     "log_likelihood",
