@@ -1,4 +1,4 @@
-"""Loss and gradient of the transducer: ours, pure PyTorch, and what peers there are.
+"""Time the transducer's loss and gradient: ours, pure PyTorch, and the peers that are installed.
 
 All contenders get f and g and return the gradients with respect to both; those that need the joint
 tensor f + g build it. Run it as `python benchmarks/loss.py`.
@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 
 from transduce import rnnt_loss, transducer_loss
 from transduce.kernels.sentinels import IMPOSSIBLE_FLOAT32 as LOW
+from transduce.lattice.loss import lattice_loss
 
 SHAPES = {"S1": (1, 304, 40, 40), "S2": (16, 304, 40, 40), "S3": (8, 400, 100, 500)}
 if DEVICE == "cuda":
@@ -36,21 +37,23 @@ class Batch:
     num_labels: Tensor
 
     def gradients(self, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
-        """The summed loss and its gradients with respect to f and g."""
+        """Return the summed loss and its gradients with respect to f and g."""
         total = loss(self.f, self.g, self.labels, self.num_frames, self.num_labels).sum()
         return total.detach(), *torch.autograd.grad(total, (self.f, self.g))
 
     def with_integers(self, dtype: torch.dtype) -> Batch:
-        """With the labels and lengths of the type that a contender wants."""
+        """Return the batch with labels and lengths of another integer type."""
         integers = (x.to(dtype) for x in (self.labels, self.num_frames, self.num_labels))
         return Batch(self.f, self.g, *integers)
 
     def double(self) -> Batch:
+        """Return the batch with f and g in float64."""
         f, g = (x.detach().double().requires_grad_() for x in (self.f, self.g))
         return Batch(f, g, self.labels, self.num_frames, self.num_labels)
 
 
 def batch(B: int, T: int, U: int, K1: int) -> Batch:
+    """Draw a batch without padding; f and g are standard normal."""
     torch.manual_seed(0)
     f, g = torch.randn(B, T, K1, device=DEVICE), torch.randn(B, U + 1, K1, device=DEVICE)
     labels = torch.randint(1, K1, (B, U), device=DEVICE)
@@ -62,7 +65,7 @@ def batch(B: int, T: int, U: int, K1: int) -> Batch:
 
 
 def transitions(f: Tensor, g: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """ln ∅ [B, T, U+1] and ln y [B, T, U], with the normaliser as a product."""
+    """Return ln ∅ [B, T, U+1] and ln y [B, T, U], with the normaliser as a matrix product."""
     top_f, top_g = f.detach().amax(2, keepdim=True), g.detach().amax(2, keepdim=True)
     total = torch.bmm((f - top_f).exp(), (g - top_g).exp().transpose(1, 2))
     log_total = total.log() + top_f + top_g.transpose(1, 2)
@@ -73,7 +76,7 @@ def transitions(f: Tensor, g: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def by_diagonals(f: Tensor, g: Tensor, labels: Tensor, T: Tensor, U: Tensor) -> Tensor:
-    """T+U steps, each a vector over u, differentiated by autograd."""
+    """Return the loss by T+U steps, each a vector over u, differentiated by autograd."""
     log_null, log_label = transitions(f, g, labels)
     B, max_T, columns = log_null.shape
 
@@ -95,9 +98,12 @@ def by_diagonals(f: Tensor, g: Tensor, labels: Tensor, T: Tensor, U: Tensor) -> 
 
 
 def by_labels(f: Tensor, g: Tensor, labels: Tensor, T: Tensor, U: Tensor) -> Tensor:
-    """U+1 steps, each a cumulative sum over t. Fewer, but it cancels large sums in float32."""
+    """Return the loss by U+1 steps, each a cumulative sum over t.
+
+    The steps are fewer, but large sums cancel in float32.
+    """
     log_null, log_label = transitions(f, g, labels)
-    nulls = pad(log_null.cumsum(1), (0, 0, 1, 0))[:, :-1]  # ln of all nulls before t
+    nulls = pad(log_null.cumsum(1), (0, 0, 1, 0))[:, :-1]  # ln of the product of all nulls before t
     alpha = nulls[:, :, 0]
     alphas = [alpha]
     for u in range(1, log_null.shape[2]):
@@ -116,7 +122,7 @@ def joint(f: Tensor, g: Tensor) -> Tensor:
 
 
 def peers() -> dict[str, tuple[Loss, torch.dtype]]:
-    """Those that are here, and the type of integers that each wants."""
+    """Return the installed peers, each with the integer type that it needs."""
     found: dict[str, tuple[Loss, torch.dtype]] = {}
     if fast_rnnt := _module("fast_rnnt"):
         found["fast_rnnt simple"] = (
@@ -136,7 +142,7 @@ def peers() -> dict[str, tuple[Loss, torch.dtype]]:
 
 
 def peers_of_logits() -> dict[str, Callable[..., Tensor]]:
-    """Those that take the logits of a joint network; their integers are int32."""
+    """Return the installed peers that take a joint network's logits; their integers are int32."""
     found: dict[str, Callable[..., Tensor]] = {}
     for name, module in (
         ("warp-transducer", "warprnnt_pytorch"),
@@ -152,18 +158,27 @@ def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
-        print(f"{name} is not here: {str(error).splitlines()[0]}", file=sys.stderr)
+        print(f"{name} is not installed: {str(error).splitlines()[0]}", file=sys.stderr)
         return None
 
 
 def logits_gradient(loss: Callable[..., Tensor], data: Batch) -> Callable[[], object]:
-    """A loss of the joint tensor, which is there already, and its gradient with respect to that."""
+    """Return a call that computes a loss of given logits and its gradient."""
     logits = joint(data.f, data.g).detach().requires_grad_()
     rest = data.labels, data.num_frames, data.num_labels
     return lambda: torch.autograd.grad(loss(logits, *rest).sum(), logits)
 
 
+def arrows_gradient(data: Batch) -> Callable[[], object]:
+    """Return a call that computes `lattice_loss` of given arrows and its gradients."""
+    with torch.no_grad():
+        arrows = [x.requires_grad_() for x in transitions(data.f, data.g, data.labels)]
+    lengths = data.num_frames, data.num_labels
+    return lambda: torch.autograd.grad(lattice_loss(*arrows, *lengths).sum(), arrows)
+
+
 def table(title: str, calls: dict[str, Callable[[], Any]], exact: Tensor | None) -> None:
+    """Print the contenders' times, memory and, where the loss is known exactly, its error."""
     first = next(iter(calls))
     times = medians(calls, seconds=10 if DEVICE == "cpu" else 3)
     rows = []
@@ -203,6 +218,7 @@ def main() -> None:
         narrow = data.with_integers(torch.int32)
         for which, peer in peers_of_logits().items():
             calls[which] = logits_gradient(peer, narrow)
+        calls["lattice_loss, from arrows"] = arrows_gradient(data)
         table(f"{size}, loss and gradient from logits", calls, None)
 
 

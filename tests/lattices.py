@@ -1,4 +1,4 @@
-"""Lattices to test with: random batches, every alignment one by one, and how exact is enough."""
+"""Helpers for tests of the lattice: random batches, brute force over alignments, tolerances."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-BACKENDS = ["cpu"]  # each is held against the reference; a GPU's is run on the GPU
+BACKENDS = ["cpu"]  # compared with the reference here; tests/test_gpu.py compares the GPU's
 ALL_BACKENDS = ["reference", *BACKENDS]
 
 # The number of frames and of labels of each utterance, and K.
@@ -78,8 +78,8 @@ def random_batch(
     padding: int = 0,
     seed: int = 0,
 ) -> Batch:
-    """Utterances of these lengths; f and g are normal, times `scale`. All have that much padding
-    at least."""
+    """Draw utterances of these lengths, f and g normal times `scale`, each with at least so much
+    padding."""
     draw = torch.Generator().manual_seed(seed)
     B, T, U = len(num_frames), max(num_frames) + padding, max(num_labels) + padding
     f = torch.randn(B, T, K + 1, generator=draw, dtype=torch.float64) * scale
@@ -91,14 +91,14 @@ def random_batch(
 def twice(
     one: Batch, other: Batch, dtype: torch.dtype = torch.float64, device: str = "cpu"
 ) -> list[Tensor]:
-    """Two views of the same utterances, one after the other, with the labels of the first."""
+    """Return two views of the same utterances, one after the other, with the first one's labels."""
     f, g = torch.cat([one[0], other[0]]), torch.cat([one[1], other[1]])
     vectors = (x.to(device, dtype).requires_grad_() for x in (f, g))
     return [*vectors, *(torch.cat([x, x]).to(device) for x in one[2:])]
 
 
 def random_lattice(T: int, U: int, *, impossible: float = 0.0, seed: int = 0) -> list[Tensor]:
-    """ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U], a share of them -inf, and a third output beside."""
+    """Draw ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] out of three outputs, a share of them -inf."""
     draw = torch.Generator().manual_seed(seed)
     log_prob = torch.randn(T, U + 1, 3, generator=draw, dtype=torch.float64).log_softmax(-1)
     log_prob[torch.rand(T, U + 1, 3, generator=draw) < impossible] = -torch.inf
@@ -125,19 +125,19 @@ def random_arrows(
 
 
 def alignments(T: int, U: int) -> Iterator[tuple[int, ...]]:
-    """Every alignment of U labels with T frames, as the frame at which each label is emitted."""
+    """Yield every alignment of U labels with T frames: the frame at which each label is emitted."""
     return combinations_with_replacement(range(T), U)
 
 
 def path_score(times: tuple[int, ...], log_null: Tensor, log_label: Tensor) -> Tensor:
-    """ln Pr(a|x) of one alignment; each frame ends with a null."""
+    """Return ln Pr(a|x) of one alignment; each frame ends with a null."""
     labels = [log_label[t, u] for u, t in enumerate(times)]
     nulls = [log_null[t, sum(time <= t for time in times)] for t in range(len(log_null))]
     return torch.stack(labels + nulls).sum()
 
 
 def diagonals(nodes: Tensor) -> list[Tensor]:
-    """The nodes [T, U+1] with t + u = n, for every n."""
+    """Return the nodes [T, U+1] with t + u = n, for every n."""
     T, columns = nodes.shape
     return [nodes.flip(1).diagonal(columns - 1 - n) for n in range(T + columns - 1)]
 
@@ -147,7 +147,7 @@ def cast(batch: Batch | Joint | Arrows, dtype: torch.dtype) -> Batch | Joint | A
 
 
 def changed(tensor: Tensor, *place_and_value: float) -> Tensor:
-    """A copy with another value in one place."""
+    """Return a copy with another value in one place."""
     *place, value = place_and_value
     copy = tensor.clone()
     copy[tuple(place)] = value
@@ -162,7 +162,7 @@ def loss_and_gradients(
     upstream: Tensor | None = None,
     **options: object,
 ) -> list[Tensor]:
-    """The loss, and its gradients with respect to the floating-point tensors of the batch."""
+    """Return the loss and its gradients with respect to the batch's floating-point tensors."""
     device = "cuda" if backend == "cuda" else "cpu"
     tensors = [x.detach().to(device) for x in batch]
     leaves = [x.requires_grad_() for x in tensors if x.is_floating_point()]
@@ -178,7 +178,7 @@ def assert_as_exact_as_the_reference(
     backend: str,
     **options: object,
 ) -> None:
-    """The loss and its gradients, in the batch's type, are exact enough."""
+    """Assert that a backend's loss and gradients are exact enough in the batch's type."""
     assert_exact_enough(
         loss_and_gradients(loss_function, batch, backend, **options),
         loss_and_gradients(loss_function, batch, **options),
@@ -189,7 +189,7 @@ def assert_as_exact_as_the_reference(
 def assert_exact_enough(
     actual: Sequence[Tensor], reference: Sequence[Tensor], exact: Sequence[Tensor]
 ) -> None:
-    """Against float64, they err at most twice as much as the reference does, plus 1e-6."""
+    """Assert that the errors against float64 are at most twice the reference's, plus 1e-6."""
     for ours, theirs, truth in zip(actual, reference, exact, strict=True):
         assert ours.dtype == theirs.dtype
         possible = truth != -torch.inf

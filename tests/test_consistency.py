@@ -1,4 +1,4 @@
-"""How far two outputs for a sequence disagree, against the sums that it stands for."""
+"""The symmetric KL divergences, against the sums over nodes and frames that define them."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def kl(log_p, log_q):
 
 
 def by_nodes(f, g, labels, num_frames, num_labels):
-    """Every node of every lattice, one by one; the one that is learnt from is held fast."""
+    """Sum the divergences node by node; the distribution that is learnt from is a constant."""
     B = len(labels) // 2
     sums = []
     for b in range(B):
@@ -94,7 +94,7 @@ def test_autocast_changes_nothing():
 
 
 def test_networks_that_say_the_opposite_give_no_nan():
-    """Sums of densities that underflow: f and g put all their weight on different labels."""
+    """Densities underflow: f and g put all their weight on different labels."""
     one, other = (random_batch(*SHAPES["ragged"], scale=200.0, seed=seed) for seed in (0, 1))
     arguments = twice(one, other, torch.float32)
     found = lattice_symmetric_kl(*arguments)

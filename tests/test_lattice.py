@@ -347,7 +347,7 @@ def test_an_utterance_has_the_same_bits_alone_and_in_a_batch(backend):
 
 
 def disagreeing(nats, frames=slice(None)):
-    """f is all for output 1 at those frames, and g is all for output 2."""
+    """Draw a batch whose f favours output 1 at those frames while g favours output 2."""
     batch = random_batch([20, 9], [8, 12], 30)
     batch.transcription[:, frames, 1] += nats
     batch.prediction[:, :, 2] += nats

@@ -1,4 +1,4 @@
-"""The GPU's sources compile, on machines that have NVRTC and no GPU."""
+"""The CUDA sources compile, with NVRTC and without a GPU."""
 
 import re
 from itertools import product
@@ -12,8 +12,8 @@ from transduce.kernels import nvrtc, sentinels
 from transduce.lattice import cuda as lattice
 from transduce.lstm import cuda as lstm
 
-H200, A100, T4 = (9, 0), (8, 0), (7, 5)  # what they are capable of
-SHARED = {H200: 227 << 10, A100: 163 << 10, T4: 64 << 10}  # bytes of a block
+H200, A100, T4 = (9, 0), (8, 0), (7, 5)  # compute capabilities
+SHARED = {H200: 227 << 10, A100: 163 << 10, T4: 64 << 10}  # bytes of shared memory of a block
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ OPTIONS = {"blank": 0, "reduction": "none"}  # as in transducer_loss
 
 
 def random_joint(num_frames, num_labels, K, *, dtype=torch.float32, scale=1.0, seed=0, padding=0):
-    """As random_batch; the logits of each node are drawn for themselves, and null is output 0."""
+    """Draw as random_batch does, but the logits of each node independently; null is output 0."""
     f, g, *rest = random_batch(num_frames, num_labels, K, seed=seed, padding=padding)
     draw = torch.Generator().manual_seed(seed)
     shape = f.shape[0], f.shape[1], g.shape[1], K + 1

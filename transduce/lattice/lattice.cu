@@ -1,7 +1,7 @@
 // The output lattice on the GPU (Eqs. 12-22). `real` is float or double, `input` the logits' type.
 // Arrays along the lattice are skewed: node (t, u) of item b is at (b * rows + t + u) * columns + u,
 // with rows = T + U and columns = U + 1, rounded up to a thread's E. The compiler's options define
-// IMPOSSIBLE, a large negative number in place of -inf, and NEVER, which no possible value is below.
+// IMPOSSIBLE, a large negative number in place of -inf, and NEVER, which every possible value is above.
 
 typedef long long integer;
 #define INFINITE __longlong_as_double(0x7ff0000000000000LL)
@@ -12,8 +12,8 @@ __device__ __forceinline__ float exponential(float x) { return expf(x); }
 __device__ __forceinline__ double logarithm(double x) { return log(x); }
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 
-// A value along the lattice: a sum of thousands of logarithms. A step waits for the one before, and a
-// double's conversions are slow, so for float inputs it is two floats, whose sum is exact.
+// A value along the lattice is a sum of thousands of logarithms. Each step waits for the one before, and
+// conversions to double are slow, so for float inputs a value is two floats, whose sum is exact.
 #ifdef DOUBLE
 typedef double value;
 __device__ __forceinline__ value new_value(double x) { return x; }
@@ -29,13 +29,13 @@ struct __align__(8) value { float high, low; };
 __device__ __forceinline__ value new_value(float x) { return {x, 0.0f}; }
 __device__ __forceinline__ double whole(value a) { return (double)a.high + (double)a.low; }
 __device__ __forceinline__ value add(value a, float b) {
-  float sum = a.high + b, part = sum - a.high;  // what the sum lost goes to the low part
+  float sum = a.high + b, part = sum - a.high;  // the sum's rounding error goes to the low part
   return {sum, a.low + ((a.high - (sum - part)) + (b - part))};
 }
 __device__ __forceinline__ value log_add(value a, value b) {  // ln(e^a + e^b)
   float ahead = (a.high - b.high) + (a.low - b.low), z;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(z) : "f"(-fabsf(ahead) * 1.44269504f));
-  // ln(1 + z) for z in [0, 1], two halves of the polynomial at a time
+  // ln(1 + z) for z in [0, 1]; the polynomial in parts, which the processor evaluates side by side
   float z2 = z * z, z4 = z2 * z2;
   float p0 = fmaf(fmaf(-0.2489211559f, z, 0.3332148492f), z2, fmaf(-0.4999934733f, z, 0.9999998808f));
   float p1 = fmaf(fmaf(-0.0488452949f, z, 0.0969111174f), z2, fmaf(-0.1469127387f, z, 0.1942333728f));
@@ -51,7 +51,7 @@ __device__ __forceinline__ value shuffle_down(value a) {
 }
 #endif
 
-// An arrow's logarithm as the lattice's steps take it: -inf is a large number, NaN stays NaN.
+// Replaces -inf by IMPOSSIBLE in an arrow's logarithm; NaN stays NaN.
 __device__ __forceinline__ real arrow(double x) { return (real)(x < IMPOSSIBLE ? IMPOSSIBLE : x); }
 
 // E neighbouring numbers of a diagonal.
@@ -61,7 +61,7 @@ struct __align__(E * sizeof(number) > 16 ? 16 : E * sizeof(number)) several {
 };
 
 // The forward or the backward variables in memory. For float inputs each is a float and the upper half
-// of another, which has what the first could not hold: 33 bits in six bytes.
+// of a second float, which holds the rounding error of the first: 33 bits in six bytes.
 struct log_variables {
   real* high;
   unsigned short* low;
@@ -106,7 +106,7 @@ __device__ __forceinline__ integer label_at(const integer* labels, integer b, in
   return k < 0 || k >= num_outputs ? 0 : k;
 }
 
-// The largest and the sum over a block of at most 1024 threads, in a fixed order.
+// Returns the sum (SUM) or the largest over a block of at most 1024 threads, in a fixed order.
 template <typename number, bool SUM>
 __device__ number reduce(number x, number* space) {
   __syncthreads();
@@ -122,7 +122,7 @@ __device__ number reduce(number x, number* space) {
   return x;
 }
 
-// The rows of f, B T of them, and those of g, B (U + 1), count as one array here.
+// A row of f or of g. The B T rows of f and then the B (U + 1) rows of g are numbered as one array.
 struct row_of {
   bool of_f, inside;
   integer b, i, in_its_array;
@@ -174,8 +174,8 @@ __device__ void exponentials_of(const real* x, real* y, real* top_of_row, int K,
   }
 }
 
-// e^(x - the row's largest) for every row of f, then of g, a warp a row; padding becomes 0. The
-// largest are found, or with `known` they are in `tops`; NaN stands for a row with NaN or +inf.
+// Writes e^(x - the row's largest) for every row of f and g, one warp per row, and 0 in the padding.
+// Reads the largest from `tops` if `known`, else finds it; a row with NaN or +inf has top NaN.
 extern "C" __global__ void exponentials(const real* f, const real* g, const integer* num_frames,
                                         const integer* num_labels, real* exp_f, real* exp_g,
                                         real* tops, int* weak_rows, integer B, integer max_T,
@@ -195,7 +195,8 @@ extern "C" __global__ void exponentials(const real* f, const real* g, const inte
     exponentials_of<1>(x, y, tops + index, (int)K, known);
 }
 
-// For each label of an item the next place that has the same one, or -1, and whether it is the first.
+// Finds for each label of an item the next position with the same label, or -1, and whether it is the
+// first with it.
 __device__ void find_chain(const integer* labels, int* chain, integer U) {
   for (integer u = threadIdx.x; u < U; u += blockDim.x) {
     integer k = labels[u], next = -1;
@@ -207,7 +208,7 @@ __device__ void find_chain(const integer* labels, int* chain, integer U) {
   }
 }
 
-// The node of an item (blockIdx.y) that a thread has.
+// The node of an item (blockIdx.y) that a thread computes.
 struct node_of {
   int t, u;
   bool inside;
@@ -232,9 +233,9 @@ __device__ double direct_log_total(const real* f, const real* g, integer K) {
   return top + log(total);
 }
 
-// ln of the null and of the label arrow out of every node, skewed, -inf outside the lattice.
-// Where the total is too small to be trusted it is computed directly, and set to 0. An item's last
-// block finds its labels' chain.
+// Writes ln of the null and of the label arrow of every node, skewed, IMPOSSIBLE outside the lattice.
+// Where the total is too small to be trusted, computes it term by term and sets it to 0. The last block
+// of an item finds the chain of its labels.
 extern "C" __global__ void transitions(const real* f, const real* g, const integer* labels,
                                        const integer* num_frames, const integer* num_labels,
                                        const real* tops, real* total, real* log_null,
@@ -263,7 +264,7 @@ extern "C" __global__ void transitions(const real* f, const real* g, const integ
       weak_rows[row_f] = 1;
       weak_rows[row_g] = 1;
       log_total = direct_log_total(f_t, g_u, K);
-      if (log_total == -INFINITE) log_total = INFINITE;  // whatever is divided by it, too
+      if (log_total == -INFINITE) log_total = INFINITE;  // makes both arrows impossible
     } else {
       log_total = (double)tops[row_f] + (double)tops[row_g] + (double)logarithm(total[cell]);
     }
@@ -277,8 +278,8 @@ extern "C" __global__ void transitions(const real* f, const real* g, const integ
   log_label[node.at] = label;
 }
 
-// The forward variables of an item, or the backward ones, a thread for every E columns. Returns ln
-// Pr(y|x) to the thread that has column U. Diagonals ahead are loaded AHEAD at a time, because a step
+// Computes the forward variables (`rising`) or the backward variables of an item, one thread for every E
+// columns. Returns ln Pr(y|x) to the thread of column U. Loads AHEAD diagonals in advance, because a step
 // takes less time than a load.
 template <bool rising>
 __device__ double diagonals(const real* log_null, const real* log_label, log_variables result, int last,
@@ -308,7 +309,7 @@ __device__ double diagonals(const real* log_null, const real* log_label, log_var
     next_labels[i] = inside && i < last ? *(const several<real>*)(label + i * step_by) : nowhere;
   }
   auto step = [&](const several<real>& null, const several<real>& label, int parity, bool stored) {
-    // α: what leaves a column by its label enters the next; β: a column looks at the next.
+    // α: the label arrow of a column enters the next column; β: a column reads the next column.
     value leaving[E];
 #pragma unroll
     for (int e = 0; e < E; e++) leaving[e] = rising ? add(x[e], label.e[e]) : x[e];
@@ -333,7 +334,7 @@ __device__ double diagonals(const real* log_null, const real* log_label, log_var
     if (!rising) result = result.at(step_by);
   };
   int n = 0;
-  auto load = [&]() {  // AHEAD diagonals become those to take next, and as many after them are loaded
+  auto load = [&]() {  // shift in the AHEAD loaded diagonals and load as many after them
     null += AHEAD * step_by;
     label += AHEAD * step_by;
 #pragma unroll
@@ -361,9 +362,9 @@ __device__ double diagonals(const real* log_null, const real* log_label, log_var
   return log_likelihood;
 }
 
-// The loss and the forward variables (blockIdx.y 0), or the backward ones (1), of an item. The loss is
-// NaN if the lengths or the labels are not such as can be; the evidence ln Pr(y|x) is then NaN too, and
-// inf where y cannot be emitted, so that every occupancy is 0.
+// Computes the loss and the forward variables (blockIdx.y 0) or the backward variables (1) of an item.
+// Loss and evidence, ln Pr(y|x), are NaN if the lengths or the labels are out of range. The evidence of
+// a y that cannot be emitted is +inf, so that every occupancy is 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
     variables(const real* log_null, const real* log_label, const integer* labels,
               const integer* num_frames, const integer* num_labels, real* high_alpha,
@@ -392,7 +393,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// Given y, the probabilities that a node is passed, and that it is left by its label.
+// The posteriors that the alignment passes a node, and that it leaves the node by its label.
 struct occupancy {
   real passed, emitted;
   __device__ occupancy(log_variables log_alpha, log_variables log_beta, const real* log_label,
@@ -405,8 +406,9 @@ struct occupancy {
   }
 };
 
-// What passes a node takes the place of its null arrow, what leaves it by its label that of its label
-// arrow, and the first over its total that of the total (0 where that was 0, which is done directly).
+// Overwrites each null arrow with the posterior that the alignment passes its node, each label arrow with
+// the posterior that it leaves by the label, and each total with the first over the total (0 where the
+// total is 0: `gradients` adds those nodes term by term).
 extern "C" __global__ void flow(const real* high_alpha, const unsigned short* low_alpha,
                                 const real* high_beta, const unsigned short* low_beta, real* log_null,
                                 real* log_label, const double* evidence, const integer* num_frames,
@@ -426,7 +428,8 @@ extern "C" __global__ void flow(const real* high_alpha, const unsigned short* lo
   total[cell] = whole_total == 0 ? (real)0 : given_y.passed / whole_total;
 }
 
-// The gradients (Eqs. 21-22): products become sums of occupancy Pr(k|t,u), less what was emitted.
+// Turns the matrix products in grad_f and grad_g into the gradients (Eqs. 21-22): the sums of occupancy
+// Pr(k|t,u), less the emissions. One block per row.
 extern "C" __global__ void gradients(const real* f, const real* g, const real* tops,
                                      const integer* labels, const int* chain,
                                      const integer* num_frames, const integer* num_labels,
@@ -456,7 +459,7 @@ extern "C" __global__ void gradients(const real* f, const real* g, const real* t
   else
     for (integer k = threadIdx.x; k < K; k += blockDim.x) grad[k] *= factor * exponential(x[k] - top);
   __syncthreads();
-  // Nodes whose total was computed directly, in order.
+  // Add the nodes whose total was computed term by term, in a fixed order.
   integer others = !weak_rows[blockIdx.x] ? 0 : of_f ? U + 1 : T;
   for (integer j = 0; j < others; j++) {
     integer t = of_f ? i : j, u = of_f ? j : i;
@@ -480,7 +483,7 @@ extern "C" __global__ void gradients(const real* f, const real* g, const real* t
   }
   if (others) __syncthreads();
   if (of_f) {
-    if (threadIdx.x == 0) grad[0] -= factor;  // one null a frame
+    if (threadIdx.x == 0) grad[0] -= factor;  // one null per frame
     for (integer u = threadIdx.x; u < U; u += blockDim.x)
       if (chain[2 * (b * max_U + u) + 1]) {
         real sum = 0;
@@ -493,7 +496,7 @@ extern "C" __global__ void gradients(const real* f, const real* g, const real* t
     for (integer k = threadIdx.x; k < K; k += blockDim.x) visits += grad[k];
     visits = reduce<real, true>(visits, space);
     if (threadIdx.x == 0) {
-      // Where null is impossible no null leaves u, and the difference is rounding alone.
+      // Where null is impossible no null leaves u, and the difference is only rounding.
       if (x[0] > (real)-INFINITE) grad[0] -= visits - (i < U ? factor : (real)0);
       if (i < U) grad[label_at(labels, b, i, max_U, K)] -= factor;
     }
@@ -518,7 +521,7 @@ __device__ __forceinline__ unsigned short narrowed(float x) {
 typedef unsigned short input;
 __device__ __forceinline__ float widen(unsigned short x) { return __uint_as_float((unsigned)x << 16); }
 __device__ __forceinline__ unsigned short narrowed(float x) {
-  unsigned bits = __float_as_uint(x);  // to the nearest, of two the even one
+  unsigned bits = __float_as_uint(x);  // round to nearest, ties to even
   return x == x ? (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : (unsigned short)0x7fc0;
 }
 #else
@@ -527,7 +530,7 @@ __device__ __forceinline__ real widen(real x) { return x; }
 __device__ __forceinline__ real narrowed(real x) { return x; }
 #endif
 
-// ln of the sum of e^logit of each node, a warp a node, and the arrows out of it, skewed.
+// Writes ln of the sum of e^logit of each node and, skewed, its arrows; one warp per node.
 extern "C" __global__ void joint_transitions(const input* logits, const integer* labels,
                                              const integer* num_frames, const integer* num_labels,
                                              real* log_total, real* log_null, real* log_label,
@@ -576,7 +579,7 @@ extern "C" __global__ void joint_transitions(const input* logits, const integer*
   }
 }
 
-// The gradient of each node's logits, a warp a node.
+// Writes the gradient of each node's logits; one warp per node.
 extern "C" __global__ void joint_gradient(const input* logits, const real* log_total,
                                           const integer* labels, const integer* num_frames,
                                           const integer* num_labels, const real* high_alpha,
