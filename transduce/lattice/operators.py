@@ -147,6 +147,19 @@ def _int64(*tensors: Tensor) -> list[Tensor]:
     ]
 
 
+def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Define an operator without an autograd formula; return it.
+
+    torch.library.custom_op does the same, but each of its calls costs about 10 µs more.
+    """
+    qualified = f"transduce::{name}"
+    schema = torch.library.infer_schema(function, mutates_args=())
+    torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(qualified, ("cpu", "cuda"), function)
+    torch.library.register_fake(qualified, fake)
+    return getattr(torch.ops.transduce, name).default
+
+
 class Operator:
     """A function whose first result is differentiable, to call, to trace and to compile.
 
@@ -167,12 +180,8 @@ class Operator:
         fake_backward: Callable[..., Any],
         is_plain: Callable[..., bool],
     ) -> None:
-        self.operator = torch.library.custom_op(f"transduce::{name}", forward, mutates_args=())
-        self.operator.register_fake(fake)
-        backward_operator = torch.library.custom_op(
-            f"transduce::{name}_backward", backward, mutates_args=()
-        )
-        backward_operator.register_fake(fake_backward)
+        self.operator = _register(name, forward, fake)
+        backward_operator = _register(f"{name}_backward", backward, fake_backward)
 
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             tensors, ctx.options = save(inputs, output)
@@ -189,7 +198,8 @@ class Operator:
             found = found if isinstance(found, tuple) else (found,)
             return found + (None,) * (len(ctx.needs_input_grad) - len(found))
 
-        self.operator.register_autograd(
+        torch.library.register_autograd(
+            f"transduce::{name}",
             lambda ctx, upstream, *_: gradients(backward_operator, ctx, upstream),
             setup_context=setup_context,
         )

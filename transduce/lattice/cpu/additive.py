@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from transduce.kernels.sentinels import IMPOSSIBLE, NEVER
-from transduce.kernels.simd.functions import exp, log, narrow
+from transduce.kernels.simd.functions import cast_like, exp, log
 from transduce.kernels.simd.options import VECTOR_BYTES, compiled
 from transduce.kernels.simd.products import multiply
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
@@ -64,7 +64,7 @@ def _exponentials(vectors, scaled, tops):
         num_bad += count_bad(row)
         top = largest(row)
         if top == -np.inf:
-            top = narrow(0.0, vectors)
+            top = cast_like(0.0, vectors)
         tops[i] = top
         for k in range(num_outputs):
             scaled_row[k] = row[k] - top
@@ -85,7 +85,7 @@ def _log_total(f, g):
         return top
     total = 0.0
     for k in range(f.size):
-        total += exp(narrow(np.float64(f[k]) + np.float64(g[k]) - top, f))
+        total += exp(cast_like(np.float64(f[k]) + np.float64(g[k]) - top, f))
     return top + np.log(total)
 
 
@@ -101,7 +101,7 @@ def _transitions(one, log_null, log_label):
     log_total = one.log_total
     T, U = f.shape[0], labels.size
     info = np.finfo(f.dtype)
-    threshold = narrow(f.shape[1] * np.float64(info.tiny) / np.float64(info.eps), f)
+    threshold = cast_like(f.shape[1] * np.float64(info.tiny) / np.float64(info.eps), f)
     multiply(one.exp_f[:, : f.shape[1]], one.exp_g_transposed, total, False)  # Eq. 13's denominator
     null_g, label_g, label_f = np.empty(U + 1), np.empty(U), np.empty(U)
     nulls, emitted = np.empty(U + 1), np.empty(U)
@@ -127,7 +127,7 @@ def _transitions(one, log_null, log_label):
                     row[u] = 0
                     exact = _log_total(f[t], g[u])
                     impossible = exact == -np.inf  # +inf makes both arrows impossible
-                    logs[u] = narrow(np.inf if impossible else exact - top_f[t] - top_g[u], f)
+                    logs[u] = cast_like(np.inf if impossible else exact - top_f[t] - top_g[u], f)
         null_f = np.float64(f[t, 0]) - top_f[t]
         for u in range(U):
             label_f[u] = np.float64(f[t, labels[u]]) - top_f[t]
@@ -155,7 +155,7 @@ def _gradients(one, occupancy, by_label, grad_f, grad_g):
     T, U = f.shape[0], labels.size
     num_outputs = f.shape[1]
     num_direct = 0
-    zero, one = narrow(0.0, f), narrow(1.0, f)
+    zero, one = cast_like(0.0, f), cast_like(1.0, f)
     skew = occupancy.shape[1] + 1
     flat_occupancy, flat_label = occupancy.ravel(), by_label.ravel()
     passed, visits = np.empty(U + 1, f.dtype), np.zeros(U + 1)
@@ -164,7 +164,7 @@ def _gradients(one, occupancy, by_label, grad_f, grad_g):
         at = t * (skew - 1) + 1
         row = total[t]
         for u in range(U + 1):
-            passed[u] = narrow(flat_occupancy[at + u * skew], f)
+            passed[u] = cast_like(flat_occupancy[at + u * skew], f)
         for u in range(U + 1):
             direct = row[u] == zero
             num_direct += direct
@@ -180,13 +180,13 @@ def _gradients(one, occupancy, by_label, grad_f, grad_g):
             row[k] *= exp_row[k]
         row[0] -= one
         for u in range(U):
-            row[labels[u]] -= narrow(flat_label[at + u * skew], f)
+            row[labels[u]] -= cast_like(flat_label[at + u * skew], f)
     for u in range(U + 1):
         row, exp_row = grad_g[u], exp_g[u]
         for k in range(num_outputs):
             row[k] *= exp_row[k]
         if g[u, 0] > -np.inf:  # otherwise no null leaves u, and the difference is only rounding
-            row[0] -= narrow(visits[u] - (u < U), f)
+            row[0] -= cast_like(visits[u] - (u < U), f)
         if u < U:
             row[labels[u]] -= one
     if num_direct > 0:
@@ -198,12 +198,12 @@ def _direct_gradients(f, g, total, occupancy, grad_f, grad_g):
     """Add occupancy Pr(k|t,u) of the nodes whose total was computed term by term."""
     for t in range(f.shape[0]):
         for u in range(g.shape[0]):
-            passed = narrow(occupancy[t + u, u + 1], f)
+            passed = cast_like(occupancy[t + u, u + 1], f)
             if total[t, u] == 0 and passed > 0:
                 log_total = _log_total(f[t], g[u])
                 for k in range(f.shape[1]):
                     log_prob = np.float64(f[t, k]) + np.float64(g[u, k]) - log_total
-                    part = passed * exp(narrow(log_prob, f))
+                    part = passed * exp(cast_like(log_prob, f))
                     grad_f[t, k] += part
                     grad_g[u, k] += part
 

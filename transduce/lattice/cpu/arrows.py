@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from transduce.kernels.sentinels import NEVER
-from transduce.kernels.simd.functions import exp, narrow
+from transduce.kernels.simd.functions import cast_like, exp
 from transduce.kernels.simd.options import compiled
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 from transduce.lattice.cpu.diagonals import skewed_variables
@@ -42,10 +42,10 @@ def _occupancies(lattice, T, U, null, label):
         # row and one column on.
         for u in range(U + 1):
             before, after = alpha[t + u, u + 1] - evidence, beta[t + u + 1, u + 1]
-            null_row[u] = narrow(before + lattice.log_null[t + u, u + 1] + after, null)
+            null_row[u] = cast_like(before + lattice.log_null[t + u, u + 1] + after, null)
         for u in range(U):
             before, after = alpha[t + u, u + 1] - evidence, beta[t + u + 1, u + 2]
-            label_row[u] = narrow(before + lattice.log_label[t + u, u + 1] + after, null)
+            label_row[u] = cast_like(before + lattice.log_label[t + u, u + 1] + after, null)
         for u in range(U + 1):
             null_row[u] = exp(null_row[u])
         for u in range(U):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from transduce.kernels.sentinels import IMPOSSIBLE, NEVER
-from transduce.kernels.simd.functions import exp, log1p, narrow
+from transduce.kernels.simd.functions import cast_like, exp, log1p
 from transduce.kernels.simd.options import VECTOR_BYTES, compiled
 
 # Nodes whose occupancies are computed at a time: larger blocks amortise the loops' starts, smaller
@@ -77,7 +77,7 @@ def forward_backward(T, U, log_null, log_label, log_alpha, log_beta, with_beta, 
             right, up = before[i + 1] + null[i + 1], before[i] + label[i]
             ahead = right - up
             alpha[i] = right if ahead > 0 else up
-            leads[i] = narrow(-abs(ahead), like)
+            leads[i] = cast_like(-abs(ahead), like)
         num_leads = alpha.size
         beta = alpha
         if with_beta:
@@ -91,7 +91,7 @@ def forward_backward(T, U, log_null, log_label, log_alpha, log_beta, with_beta, 
                 right, up = after[i] + null[i], after[i + 1] + label[i]
                 ahead = right - up
                 beta[i] = right if ahead > 0 else up
-                lead[i] = narrow(-abs(ahead), like)
+                lead[i] = cast_like(-abs(ahead), like)
             num_leads += beta.size
         terms = leads[:num_leads]
         for i in range(num_leads):
@@ -120,8 +120,8 @@ def flow(log_alpha, log_beta, log_label, evidence, like):
         alpha_here, beta_here = alpha[first : first + size], beta[first : first + size]
         label_here, beta_above = label[first : first + size], beta[first + step :][:size]
         for i in range(size):
-            passed[i] = narrow(alpha_here[i] + beta_here[i] - evidence, like)
-            emitted[i] = narrow(alpha_here[i] + label_here[i] + beta_above[i] - evidence, like)
+            passed[i] = cast_like(alpha_here[i] + beta_here[i] - evidence, like)
+            emitted[i] = cast_like(alpha_here[i] + label_here[i] + beta_above[i] - evidence, like)
         for i in range(size):
             passed[i] = exp(passed[i])
             emitted[i] = exp(emitted[i])

@@ -11,7 +11,7 @@ from numba import njit
 from torch import Tensor
 
 from transduce.kernels.sentinels import NEVER
-from transduce.kernels.simd.functions import exp, log, narrow
+from transduce.kernels.simd.functions import cast_like, exp, log
 from transduce.kernels.simd.options import compiled
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 from transduce.lattice.cpu.diagonals import flow, skewed_variables, unskew
@@ -84,7 +84,7 @@ def _joint_totals(share, piece, fused, is_bad):
         terms = all_terms[: num_columns * num_outputs]
         for u in range(num_columns):
             top = largest(cells[u])
-            tops[u] = top if top > -np.inf else narrow(0.0, logits)
+            tops[u] = top if top > -np.inf else cast_like(0.0, logits)
             row, difference = cells[u], terms[u * num_outputs : (u + 1) * num_outputs]
             for k in range(num_outputs):
                 difference[k] = row[k] - tops[u]
@@ -93,7 +93,7 @@ def _joint_totals(share, piece, fused, is_bad):
         for u in range(num_columns):
             total = _sum(terms[u * num_outputs : (u + 1) * num_outputs])
             # Where every output is impossible, +inf makes both arrows impossible.
-            totals[u] = tops[u] + log(total) if total > 0 else narrow(np.inf, logits)
+            totals[u] = tops[u] + log(total) if total > 0 else cast_like(np.inf, logits)
 
 
 _share_totals = sharing(_joint_totals)
@@ -159,14 +159,14 @@ def _joint_gradient(share, piece, above, null, fused, clamp, grad):
     """Write upstream times the gradient of a share of the frames' logits; 0 in the padding."""
     logits = piece.logits
     max_frames, max_columns, num_outputs = logits.shape[1:]
-    low, high = narrow(-clamp, logits), narrow(clamp, logits)
+    low, high = cast_like(-clamp, logits), cast_like(clamp, logits)
     all_terms = np.empty(max_columns * num_outputs, logits.dtype)
     for place in range(piece.starts[share], piece.starts[share + 1]):
         b, t = place // max_frames, place % max_frames
         if t >= piece.num_frames[b]:
             grad[b, t] = 0
             continue
-        U, scale = piece.num_labels[b], narrow(above.upstream[b], logits)
+        U, scale = piece.num_labels[b], cast_like(above.upstream[b], logits)
         terms = all_terms[: (U + 1) * num_outputs]
         for u in range(U + 1):
             row, total = logits[b, t, u], piece.log_total[b, t, u]
@@ -181,13 +181,13 @@ def _joint_gradient(share, piece, above, null, fused, clamp, grad):
         for u in range(U + 1):
             row, term = grad[b, t, u], terms[u * num_outputs : (u + 1) * num_outputs]
             passed, by_label = above.passed[b, t, u], above.by_label[b, t, u]
-            node = narrow(passed, logits)
+            node = cast_like(passed, logits)
             for k in range(num_outputs):
                 row[k] = node * term[k]
             if logits[b, t, u, null] > -np.inf:  # otherwise the difference is only rounding
-                row[null] -= narrow(passed - by_label, logits)
+                row[null] -= cast_like(passed - by_label, logits)
             if u < U:
-                row[above.labels[b, u]] -= narrow(by_label, logits)
+                row[above.labels[b, u]] -= cast_like(by_label, logits)
             if clamp > 0:
                 for k in range(num_outputs):
                     value = row[k] if row[k] > low else low
