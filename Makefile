@@ -1,4 +1,4 @@
-# Two commands do all the set-up: `make demo` and `make test`.
+# `make demo` and `make test` each create .venv and install everything they need.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -15,7 +15,7 @@ check: .venv/installed wheel
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The wheel, imported where there is nothing else but PyTorch and NumPy.
+# Build the wheel, and import it in an environment that has only PyTorch and NumPy.
 wheel: .venv/installed
 	rm -rf build dist
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist >/dev/null
@@ -37,7 +37,7 @@ bench: .venv/installed
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $@
 
-# Numba does not see that what a kernel calls has changed.
+# Delete Numba's cache: it does not notice changes in the functions that a kernel calls.
 forget:
 	find transduce -name '*.nb[ic]' -delete
 

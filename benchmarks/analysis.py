@@ -1,4 +1,4 @@
-"""What it takes to look into an output lattice, at the paper's sizes: T 300, U 40.
+"""Time of the functions of `transduce.analysis` at the paper's sizes: T 300, U 40.
 
 Run it as `python benchmarks/analysis.py`.
 """

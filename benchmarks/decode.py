@@ -1,9 +1,9 @@
-"""The beam search beside the plain sequential Algorithm 1, at the paper's sizes.
+"""Time of the beam search and of the plain sequential Algorithm 1, at the paper's sizes.
 
-One utterance, T 304, K 39, prediction LSTM of 128, from its transcription vectors to B after the
-last frame. The weights are random and the outputs scaled, so that the beam stays full and about a
-quarter more hypotheses are expanded than it holds: 1.5 million at a width of 4000. Run it as
-`python benchmarks/decode.py`.
+One utterance, T 304, K 39, prediction LSTM of 128, from its transcription vectors to the beam B
+after the last frame. The weights are random and the outputs scaled, so that the beam stays full and
+the search expands about a quarter more hypotheses than the beam holds: 1.5 million at a width of
+4000. Run it as `python benchmarks/decode.py`, or with widths: `python benchmarks/decode.py 10 100`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from statistics import median
 
@@ -18,19 +19,19 @@ import torch
 from measure import DEVICE, extra_megabytes, machine, show
 from torch import Tensor
 
-from transduce import NULL, Transducer
+from transduce import NULL, PredictionNetwork, SearchOptions, Transducer
 from transduce.decoding import reference
 from transduce.decoding.hypothesis import Found
-from transduce.networks import PredictionNetwork
+from transduce.decoding.problem import Problem, SearchBackend
 
 T, K, HIDDEN = 304, 39, 128
 WIDTHS = (10, 100, 1000, 4000)
-REFERENCE_WIDTHS = (10, 100, 1000)  # what takes the sequential loop a minute or less
-Search = Callable[[PredictionNetwork, list[Tensor], int], list[Found]]
+REFERENCE_WIDTH = 1000  # the widest beam for which the sequential loop takes about a minute
+Search = Callable[[PredictionNetwork, Tensor, int], Found | None]
 
 
 def full_beam() -> tuple[PredictionNetwork, Tensor]:
-    """A prediction network and f [T, K+1] between which no few hypotheses win."""
+    """Return a prediction network and f [T, K+1] with which many hypotheses stay probable."""
     torch.manual_seed(0)
     network = Transducer(26, K, HIDDEN).prediction_network
     f = 2 * torch.randn(T, K + 1)
@@ -40,10 +41,13 @@ def full_beam() -> tuple[PredictionNetwork, Tensor]:
     return network.to(DEVICE), f.to(DEVICE)
 
 
-def search_with(module: object) -> Search:
-    def search(network: PredictionNetwork, utterances: list[Tensor], width: int) -> list[Found]:
-        found: list[Found] = module.beam_searches(network, utterances, width, 20, lambda: None)  # type: ignore[attr-defined]
-        if utterances[0].is_cuda:
+def search_with(backend: SearchBackend) -> Search:
+    """Return the beam search of a backend."""
+
+    def search(network: PredictionNetwork, f: Tensor, width: int) -> Found:
+        problem = Problem([f], network, None, K + 1, SearchOptions(width))
+        [found] = backend.beam_searches(problem)
+        if f.is_cuda:
             torch.cuda.synchronize()
         return found
 
@@ -51,7 +55,7 @@ def search_with(module: object) -> Search:
 
 
 def seconds(call: Callable[[], object], most: float = 15.0) -> float:
-    """The median of up to five calls, after one that warms up if it is short."""
+    """Return the median time of up to five calls after a warm-up call; a long call runs once."""
     start = time.perf_counter()
     call()
     times = [time.perf_counter() - start]
@@ -65,19 +69,19 @@ def seconds(call: Callable[[], object], most: float = 15.0) -> float:
 
 
 def torchaudio_search(network: PredictionNetwork) -> Search | None:
-    """torchaudio's beam search over the same two networks, where it can be imported."""
+    """Return torchaudio's beam search over the same networks; None if it cannot be imported."""
     try:
         models = import_module("torchaudio.models")
     except (ImportError, OSError) as error:
-        print(f"torchaudio is not here: {str(error).splitlines()[0]}", file=sys.stderr)
+        print(f"torchaudio cannot be imported: {str(error).splitlines()[0]}", file=sys.stderr)
         return None
 
     class Joint(torch.nn.Module):
-        """What RNNTBeamSearch calls, with null last as it is there by default."""
+        """The interface that RNNTBeamSearch calls; null is last, which is its default."""
 
         def predict(self, y: Tensor, lengths: Tensor, state: list[list[Tensor]] | None):  # type: ignore[no-untyped-def]
             labels = torch.where(y[:, 0] == K, NULL, y[:, 0] + 1)
-            before = None if state is None else (state[0][0], state[0][1])
+            before = network.start(len(labels)) if state is None else tuple(state[0])
             g, after = network.step(labels, before)
             return g[:, None], lengths, [[*after]]
 
@@ -87,46 +91,34 @@ def torchaudio_search(network: PredictionNetwork) -> Search | None:
 
     searcher = models.RNNTBeamSearch(Joint(), blank=K)
 
-    def search(_: PredictionNetwork, utterances: list[Tensor], width: int) -> list[Found]:
-        for f in utterances:
-            searcher._search(f[None], None, width)
-        return []
+    def search(_: PredictionNetwork, f: Tensor, width: int) -> None:
+        searcher._search(f[None], None, width)
 
     return search
 
 
+@torch.no_grad()
 def main() -> None:
+    widths = tuple(map(int, sys.argv[1:])) or WIDTHS
     print(machine())
     network, f = full_beam()
     ours = "beam_search" if DEVICE == "cpu" else "beam_search, on the GPU"
-    backend = import_module(f"transduce.decoding.{'cpu' if DEVICE == 'cpu' else 'tensors'}")
-    contenders = {ours: (search_with(backend), WIDTHS)}
+    contenders = {ours: (search_with(import_module(f"transduce.decoding.{DEVICE}")), widths)}
     if DEVICE == "cpu":
-        contenders["plain sequential Algorithm 1"] = search_with(reference), REFERENCE_WIDTHS
+        narrow = tuple(width for width in widths if width <= REFERENCE_WIDTH)
+        contenders["plain sequential Algorithm 1"] = search_with(reference), narrow
         if (peer := torchaudio_search(network)) is not None:
             contenders["torchaudio"] = peer, (10,)
     rows = []
-    with torch.no_grad():
-        for name, (search, widths) in contenders.items():
-            for width in widths:
-
-                def call(search: Search = search, width: int = width) -> list[Found]:
-                    return search(network, [f], width)
-
-                time_taken = seconds(call)
-                found = next(iter(call()), None) if time_taken < 15 else None
-                memory = extra_megabytes(call) if name == ours else None
-                rows.append(
-                    [
-                        name,
-                        str(width),
-                        f"{time_taken:.3f}",
-                        "" if memory is None else f"{memory:.0f}",
-                        "" if found is None else f"{found.num_expanded:,}",
-                        "" if found is None else f"{found.num_prefixes:,}",
-                    ]
-                )
-                print(*rows[-1], file=sys.stderr, flush=True)
+    for name, (search, its_widths) in contenders.items():
+        for width in its_widths:
+            call = partial(search, network, f, width)
+            time_taken = seconds(call)
+            found = call() if time_taken < 15 else None
+            memory = f"{extra_megabytes(call):.0f}" if name == ours else ""
+            work = [f"{found.num_expanded:,}", f"{found.num_prefixes:,}"] if found else ["", ""]
+            rows.append([name, str(width), f"{time_taken:.3f}", memory, *work])
+            print(*rows[-1], file=sys.stderr, flush=True)
     columns = ["contender", "W", "seconds", "MB", "hypotheses expanded", "prefixes stepped to"]
     show(f"One utterance: T {T}, K {K}, prediction LSTM of {HIDDEN}", columns, rows)
 

@@ -1,7 +1,7 @@
-"""How soon the explorer answers: the paper's transducer, T 300, U 40, sound, from request to body.
+"""Response times of the explorer: the paper's transducer, T 300, U 40, sound, request to body.
 
-The page asks for sensitivities whenever the crosshair rests, and wants them within 200 ms. Run it
-as `python benchmarks/explore.py`.
+The page asks for sensitivities whenever the crosshair rests; the target is 200 ms. Run it as
+`python benchmarks/explore.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
     calls = {
         "the lattice": lambda: client.post("/api/lattice", json=lattice).content,
         "sensitivities": lambda: client.post("/api/sensitivity", json=node).content,
-        "opening a sound, 8 best": lambda: client.post("/api/sound", content=sound).content,
+        "a sound and its 8 best outputs": lambda: client.post("/api/sound", content=sound).content,
     }
     rows = [
         [what, f"{ms:.1f}", f"{len(calls[what]()) / 1000:.0f}"]

@@ -1,7 +1,7 @@
-"""How many times faster than real time features are, on one core.
+"""Speed of feature extraction on one core, in seconds of sound for each second of computing.
 
-Sound files, or folders of them, may be given: `python benchmarks/features.py FOLDER`. Without
-them the sound is generated, and only features are computed.
+Give sound files, or folders of them: `python benchmarks/features.py FOLDER`. Without arguments the
+script generates sound, and measures only the computation of features.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ SUFFIXES = {".wav", ".flac", ".opus", ".ogg"}
 
 
 def sound_files(arguments: list[str], limit: int) -> list[Path]:
+    """Return the sound files among the arguments and in their folders, at most `limit`."""
     paths = [p for a in map(Path, arguments) for p in (sorted(a.rglob("*")) if a.is_dir() else [a])]
     return [path for path in paths if path.suffix.lower() in SUFFIXES][:limit]
 
 
 def speed(call: Callable[[], object], seconds: float) -> str:
-    """Seconds of sound for each second of the fastest of three calls."""
+    """Return the seconds of sound for each second of the fastest of three calls."""
     times = []
     for _ in range(3):
         start = time.perf_counter()
@@ -59,9 +60,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             cached = FrameReader(cache=Path(folder))
             list(map(cached, pairs))
-            rows.append(["from the cache", speed(lambda: list(map(cached, pairs)), seconds)])
-    title = f"{len(waves)} sounds, {seconds:.0f} s in all, one at a time, on one core"
-    show(title, ["what", "times real time"], rows)
+            rows.append(["reading cached frames", speed(lambda: list(map(cached, pairs)), seconds)])
+    title = f"{len(waves)} sounds of {seconds:.0f} s in total, one at a time, on one core"
+    show(title, ["step", "times real time"], rows)
 
 
 if __name__ == "__main__":

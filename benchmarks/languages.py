@@ -1,9 +1,10 @@
-"""Word error rate in each language of SIGMORPHON 2020, and its mean: of models, and of their vote.
+"""Word error rates in the languages of SIGMORPHON 2020: of each model, and of the models' vote.
 
 `python benchmarks/languages.py FOLDER dev|test WIDTH RUN...`, such as
 `python benchmarks/languages.py sigmorphon2020-g2p dev 1 runs/languages-1 'runs/own-{}'`. A run with
-{} in it is one of each language, kor for example, trained on that alone. All models vote on what
-any of them outputs: the output with the highest sum of ln Pr(y|x) wins.
+{} in its name stands for one run for each language, trained on that language alone; {} becomes the
+language's code, such as kor. The models vote on their outputs: for each word, the output with the
+highest sum of ln Pr(y|x) over all models wins.
 """
 
 from __future__ import annotations
@@ -17,29 +18,26 @@ from pathlib import Path
 import torch
 from measure import DEVICE, machine, show
 
-from transduce.data.batches import Batches, Example
+from transduce.data.batches import Example
 from transduce.data.dictionaries import read_sigmorphon
 from transduce.data.pairs import Pair, Splits, Symbols
+from transduce.decoding.options import SearchOptions
 from transduce.evaluation import nearest_error_rate
-from transduce.model.checkpoint import TrainedModel, load_model
-from transduce.model.losses import sequence_losses
-from transduce.model.recognition import recognise
-
-CELLS = 1_000_000  # of padded lattice at once
+from transduce.model.model import Model, batches_of, load, search_examples
 
 
 def main() -> None:
     if len(sys.argv) < 5:
         sys.exit(__doc__)
     folder, split, width, *runs = sys.argv[1:]
-    of_all = [_load(run) for run in runs if "{}" not in run]
+    of_all = [load(run).to(DEVICE) for run in runs if "{}" not in run]
     rates: dict[str, list[float]] = {}
     for language, together in groupby(_pairs(folder, "all", split), lambda pair: pair.name[:3]):
         pairs = list(together)
         words = [(model, model.signature.examples(pairs, with_labels=False)) for model in of_all]
         for run in runs:
             if "{}" in run:
-                model = _load(run.format(language))
+                model = load(run.format(language)).to(DEVICE)
                 alone = _pairs(folder, language, split)
                 words.append((model, model.signature.examples(alone, with_labels=False)))
         outputs = [_outputs(model, examples, int(width)) for model, examples in words]
@@ -56,32 +54,28 @@ def main() -> None:
     )
 
 
-def _load(run: str) -> TrainedModel:
-    model = load_model(Path(run))
-    model.network.to(DEVICE)
-    return model
-
-
 def _pairs(folder: str, language: str, split: str) -> Sequence[Pair]:
+    """Read the validation or test set of a language, or of all."""
     splits: Splits = read_sigmorphon(folder, language)
     return {"dev": splits.validation, "test": splits.test}[split]
 
 
-def _outputs(model: TrainedModel, examples: Sequence[Example], width: int) -> list[Symbols]:
-    decode = model.signature.targets.decode
-    found = recognise(model, examples, beam_width=width)
-    return [tuple(decode(best[0].labels)) for best in found]
+def _outputs(model: Model, examples: Sequence[Example], width: int) -> list[Symbols]:
+    """Return the best output for each example."""
+    found = search_examples(model, examples, SearchOptions(width, with_timings=False))
+    return [tuple(model.signature.targets.decode(best[0].labels)) for best in found]
 
 
 def _wrong(outputs: Sequence[Symbols], pairs: Sequence[Pair]) -> float:
+    """Return the word error rate in per cent."""
     references = [pair.references for pair in pairs]
     return 100 * nearest_error_rate(outputs, references, num_resamples=0).sequence_rate
 
 
 def _vote(
-    words: Sequence[tuple[TrainedModel, Sequence[Example]]], outputs: Sequence[Sequence[Symbols]]
+    words: Sequence[tuple[Model, Sequence[Example]]], outputs: Sequence[Sequence[Symbols]]
 ) -> list[Symbols]:
-    """Of each word's different outputs the one that all models together find likeliest."""
+    """Return, for each word, the output to which all models together give the highest score."""
     different = [sorted({y for y in some if y}) or [()] for some in zip(*outputs, strict=True)]
     candidates = [(i, y) for i, some in enumerate(different) for y in some]
     each_models = [_log_likelihoods(model, examples, candidates) for model, examples in words]
@@ -94,10 +88,12 @@ def _vote(
 
 @torch.no_grad()
 def _log_likelihoods(
-    model: TrainedModel, examples: Sequence[Example], candidates: Sequence[tuple[int, Symbols]]
+    model: Model, examples: Sequence[Example], candidates: Sequence[tuple[int, Symbols]]
 ) -> torch.Tensor:
-    """ln Pr(y|x) of candidates y for the examples of those numbers; a symbol that the model does
-    not have makes it -1000, which no other outweighs."""
+    """Return ln Pr(y|x) of each candidate, which is the number of an example and an output y.
+
+    A candidate with a symbol that the model lacks has -1000, so that it loses the vote.
+    """
     known = set(model.signature.targets.symbols)
     found = torch.full((len(candidates),), -1000.0, dtype=torch.float64)
     rows = [row for row, (_, y) in enumerate(candidates) if y and known.issuperset(y)]
@@ -105,11 +101,9 @@ def _log_likelihoods(
         replace(examples[i], labels=torch.tensor(model.signature.targets.encode(y)))
         for i, y in (candidates[row] for row in rows)
     ]
-    batches = Batches(labelled, max_cells=CELLS, seed=0, max_sequences=64)
-    order = batches.by_length()
-    for ids, batch in zip(order, batches.load(order), strict=True):
-        losses = sequence_losses(model.network.eval(), model.config, batch.to(DEVICE))
-        found[[rows[i] for i in ids]] = -losses.double().cpu()
+    model.network.eval()
+    for ids, batch in batches_of(model, labelled):
+        found[[rows[i] for i in ids]] = -model.network.losses(batch).double().cpu()
     return found
 
 

@@ -1,6 +1,6 @@
-"""How the benchmarks measure: contenders in turn, warm, medians; and how much memory they take.
+"""Time and memory measurements that the benchmarks share.
 
-They run on the GPU if there is one, timed by its events, else on the CPU.
+They run on the GPU if there is one, timed by CUDA events, and on the CPU otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def machine() -> str:
-    """What the figures were measured with."""
+    """Describe the processor, the versions and the commit."""
     cpu = platform.processor() or platform.machine()
     information = Path("/proc/cpuinfo")
     if information.exists():
@@ -45,10 +45,10 @@ def machine() -> str:
 
 
 def medians(contenders: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """The median time of each in milliseconds.
+    """Return the median time of each contender in milliseconds.
 
-    All take turns for the whole time, three calls a turn of which the last counts, so that each is
-    warm and none gets the machine's good moments.
+    The contenders take turns until the time is up. A turn is three calls, of which the last one is
+    timed: each contender is then warm, and a slow moment of the machine affects all of them.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     end = time.perf_counter() + seconds
@@ -59,7 +59,7 @@ def medians(contenders: dict[str, Callable[[], object]], seconds: float) -> dict
 
 
 def _third(call: Callable[[], object]) -> float:
-    """How many milliseconds the third of three calls takes."""
+    """Return the milliseconds of the third of three calls."""
     call()
     call()
     if DEVICE == "cpu":
@@ -77,7 +77,7 @@ def _third(call: Callable[[], object]) -> float:
 
 
 def captured(call: Callable[[], object]) -> Callable[[], object]:
-    """The call's kernels as one CUDA graph, so that no launch waits for Python."""
+    """Capture the call's kernels in a CUDA graph, and return a call that replays it."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -90,8 +90,11 @@ def captured(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def extra_megabytes(call: Callable[[], object]) -> float:
-    """How much more memory a call takes at most: PyTorch's count of it on the GPU; on the CPU the
-    process's growth, by Linux's high-water mark, reset before."""
+    """Return the peak of the extra memory of a call in MiB.
+
+    On the GPU it is PyTorch's own count; on the CPU it is the growth of the process, by Linux's
+    high-water mark, which is reset before the call. On other systems it is NaN.
+    """
     if DEVICE == "cuda":
         call()
         torch.cuda.synchronize()
@@ -102,7 +105,7 @@ def extra_megabytes(call: Callable[[], object]) -> float:
     if platform.system() != "Linux":
         return float("nan")
     call()
-    ctypes.CDLL(None).malloc_trim(0)  # so that no memory left from before is used again unseen
+    ctypes.CDLL(None).malloc_trim(0)  # reused memory would not count
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     call()
@@ -110,12 +113,13 @@ def extra_megabytes(call: Callable[[], object]) -> float:
 
 
 def _status(field: str) -> int:
+    """Return a field of /proc/self/status in kB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """The table as text that reads the same in a file."""
+    """Print a table 110 columns wide at most, in a terminal and in a file alike."""
     table = Table(*columns, title=title, title_justify="left")
     for row in rows:
         table.add_row(*row)

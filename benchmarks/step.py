@@ -1,8 +1,9 @@
-"""One training step of the paper's transducer: both networks, the loss, back, the momentum update;
-and where the time goes in its online training, which adds noise to the weights.
+"""Time of one training step of the paper's transducer, and of its parts.
 
-128 LSTM units in each direction and in the prediction network, 26 inputs, 39 labels, T 304, U 40.
-On a GPU also as one CUDA graph, which is how to train where the lengths repeat. Run it as
+A step runs both networks and the loss forward and backward, and the momentum update. The parts are
+those of the paper's online training, which adds weight noise. 128 LSTM units in each direction and
+in the prediction network, 26 inputs, 39 labels, T 304, U 40. On a GPU the step is also replayed
+from a CUDA graph, which suits training with few different lengths. Run it as
 `python benchmarks/step.py`.
 """
 
@@ -22,7 +23,7 @@ T, U, INPUTS, LABELS = 304, 40, 26, 39
 
 
 def problem(B: int) -> tuple[Transducer, torch.optim.SGD, tuple[Tensor, Tensor, Tensor], Tensor]:
-    """The model, its optimiser, what it takes, and the numbers of labels."""
+    """Return the model, its optimiser, (frames, num_frames, labels), and num_labels."""
     model = Transducer(INPUTS, LABELS).to(DEVICE)
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     frames = torch.randn(B, T, INPUTS, device=DEVICE)
@@ -32,6 +33,7 @@ def problem(B: int) -> tuple[Transducer, torch.optim.SGD, tuple[Tensor, Tensor, 
 
 
 def step(B: int) -> Callable[[], object]:
+    """Return a call that makes one training step with a batch of B sequences."""
     model, optimiser, inputs, num_labels = problem(B)
 
     def call() -> None:
@@ -45,7 +47,7 @@ def step(B: int) -> Callable[[], object]:
 
 
 def parts() -> dict[str, Callable[[], object]]:
-    """Of an online step, each by itself."""
+    """Return the parts of an online step, each as a call of its own."""
     model, optimiser, inputs, num_labels = problem(1)
     _, num_frames, labels = inputs
     weights, generator = list(model.parameters()), torch.Generator(DEVICE)
@@ -73,9 +75,9 @@ def parts() -> dict[str, Callable[[], object]]:
 
     networks()
     return {
-        "noise on the weights, and off again": noise,
-        "both networks, there": lambda: model(*inputs),
-        "both networks, there and back": networks,
+        "add and remove the weight noise": noise,
+        "both networks, forward": lambda: model(*inputs),
+        "both networks, forward and backward": networks,
         "the loss and its gradients": lambda: torch.autograd.grad(losses(f, g), (f, g)),
         "the update": lambda: optimiser.step(),
         "the whole step": whole,
@@ -95,7 +97,7 @@ def main() -> None:
     show(f"T {T}, U {U}, float32", ["batch", "contender", "ms", "MiB"], rows)
     times = medians(parts(), seconds=10)
     show(
-        "where the time goes, B 1, with noise on the weights",
+        "Parts of a step, B 1, with weight noise",
         ["part", "ms"],
         [[name, f"{ms:.2f}"] for name, ms in times.items()],
     )

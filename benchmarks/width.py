@@ -1,10 +1,9 @@
-"""What a wider beam buys: error rate, search errors and time, on a manifest with targets.
+"""Beam width: error rate, search errors and time, on a manifest with targets.
 
 `python benchmarks/width.py RUN MANIFEST FIELD [PLOT.png]`, such as
-`python benchmarks/width.py runs/speech test.jsonl phones docs/width.png`. A search error is an
-utterance for which a better sequence is known than the one that was found: by another width, or the
-target itself. Better means a higher ln Pr(y|x) / |y|, what the search sorts by, from the whole
-lattice.
+`python benchmarks/width.py runs/speech test.jsonl phones docs/width.png`. An utterance has a search
+error if the target, or the output of another width, has a higher score than the output. The score
+is ln Pr(y|x) / |y|, by which the search sorts, computed from the whole lattice.
 """
 
 from __future__ import annotations
@@ -19,25 +18,23 @@ import torch
 from measure import DEVICE, machine, show
 from torch import Tensor
 
-from transduce import Transducer, transducer_loss
+from transduce import SearchOptions, Transducer, transducer_loss
 from transduce.analysis.lattice import transducer_of
-from transduce.data.batches import Example
+from transduce.data.batches import Batch, Example
 from transduce.data.manifest import read_manifest
 from transduce.evaluation import error_rate
-from transduce.model.checkpoint import TrainedModel, load_model
-from transduce.model.recognition import recognise
+from transduce.model.model import load, search_examples
 
 WIDTHS = (1, 4, 16, 64, 256, 1024, 4000)
 
 
 @torch.no_grad()
-def exact_score(model: TrainedModel, transcription: Tensor, labels: Sequence[int]) -> float:
-    """ln Pr(y|x) / |y| from the whole lattice; -inf for the empty sequence, which has no length."""
-    assert isinstance(model.network, Transducer)
+def exact_score(network: Transducer, transcription: Tensor, labels: Sequence[int]) -> float:
+    """Return ln Pr(y|x) / |y| from the whole lattice; -inf for the empty sequence."""
     if not labels:
         return -math.inf
     y = torch.tensor([labels], device=DEVICE)
-    g = model.network.prediction_network(y)
+    g = network.prediction_network(y)
     lengths = torch.tensor([transcription.shape[1]]), torch.tensor([len(labels)])
     loss = transducer_loss(transcription, g, y, *(n.to(DEVICE) for n in lengths))
     return -float(loss) / len(labels)
@@ -48,35 +45,35 @@ def main() -> None:
     if len(sys.argv) < 4:
         sys.exit(__doc__)
     run, manifest, field, *plot = sys.argv[1:]
-    model = load_model(Path(run))
-    model.network.to(DEVICE)
+    model = load(run).to(DEVICE)
     network = transducer_of(model)
     pairs = read_manifest(Path(manifest), model.signature.target_notation, field)
     examples = model.signature.examples(pairs)
     print(machine())
     targets = [example.labels.tolist() for example in examples]
     transcriptions = [_transcription(network, example) for example in examples]
-    best = [exact_score(model, f, y) for f, y in zip(transcriptions, targets, strict=True)]
+    best = [exact_score(network, f, y) for f, y in zip(transcriptions, targets, strict=True)]
     scores, rows = {}, []
     for width in WIDTHS:
-        recognise(model, examples[:2], beam_width=width)  # warm
+        options = SearchOptions(width, with_timings=False)
+        network.search(Batch.of(examples[:2]).to(DEVICE), options)  # compile the kernels
         start = time.perf_counter()
-        found = [h[0].labels for h in recognise(model, examples, beam_width=width)]
+        found = [best[0].labels for best in search_examples(model, examples, options)]
         seconds = (time.perf_counter() - start) / len(examples)
         scores[width] = [
-            exact_score(model, f, y) for f, y in zip(transcriptions, found, strict=True)
+            exact_score(network, f, y) for f, y in zip(transcriptions, found, strict=True)
         ]
         best = [max(pair) for pair in zip(best, scores[width], strict=True)]
         names = [[str(k) for k in y] for y in found], [[str(k) for k in y] for y in targets]
         rows.append((width, 100 * error_rate(*names, num_resamples=0).rate, seconds))
-        print(f"W {width}: {rows[-1][1]:.2f} %, {seconds:.4f} s an utterance", file=sys.stderr)
+        print(f"W {width}: {rows[-1][1]:.2f} %, {seconds:.4f} s per utterance", file=sys.stderr)
     missed = {
         width: sum(there > here + 1e-6 for here, there in zip(scores[width], best, strict=True))
         for width in WIDTHS
     }
     show(
         f"{len(examples)} utterances of {Path(manifest).name}, {run}",
-        ["W", "error rate, %", "search errors, %", "seconds an utterance"],
+        ["W", "error rate, %", "search errors, %", "seconds per utterance"],
         [
             [str(w), f"{rate:.2f}", f"{100 * missed[w] / len(examples):.1f}", f"{seconds:.4f}"]
             for w, rate, seconds in rows
@@ -87,11 +84,13 @@ def main() -> None:
 
 
 def _transcription(network: Transducer, example: Example) -> Tensor:
+    """Return f [1, T, K+1]."""
     f: Tensor = network.transcription_network(example.frames[None].to(DEVICE))[0]
     return f
 
 
 def _draw(path: Path, rows: list[tuple[int, float, float]], missed: list[float]) -> None:
+    """Plot the three columns against the width."""
     from matplotlib import pyplot
 
     widths, rates, seconds = zip(*rows, strict=True)
@@ -99,7 +98,7 @@ def _draw(path: Path, rows: list[tuple[int, float, float]], missed: list[float])
     for axis, values, name in zip(
         axes,
         (rates, missed, seconds),
-        ("error rate, %", "search errors, %", "seconds an utterance"),
+        ("error rate, %", "search errors, %", "seconds per utterance"),
         strict=True,
     ):
         axis.plot(widths, values, marker="o", color="#0072b2")
