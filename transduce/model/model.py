@@ -28,9 +28,10 @@ FIRST_INPUTS, MOST_INPUTS = 64, 2048
 MOST_FRAMES = 200_000  # held at once, whatever the number of inputs: half an hour of sound
 # Frames that are searched at once: caches like few, GPUs many.
 SEARCHED_FRAMES = {"cpu": 4096, "cuda": 200_000}
-# Frames up to which PyTorch's own operations are done before compiled kernels would be loaded, let
-# alone compiled: in a greedy search, which takes all inputs together, and in a beam search.
-SMALL_GREEDY, SMALL_BEAM = 20_000, 1_000
+# Inputs that PyTorch's own operations finish before compiled kernels would be loaded, let alone
+# compiled: none longer than SHORT frames, and in all so many frames. A greedy search takes all
+# inputs together; a beam search takes one after the other.
+SHORT, SMALL_GREEDY, SMALL_BEAM = 100, 20_000, 300
 CELLS = 1_000_000  # of padded lattice whose losses are computed at once
 
 
@@ -220,7 +221,7 @@ def search_examples(
         for example in examples
     ]
     most = SEARCHED_FRAMES.get(device.type, SEARCHED_FRAMES["cuda"])
-    backend = _backend(sum(example.num_frames for example in examples), options, device)
+    backend = _backend([example.num_frames for example in examples], options, device)
     for indices, batch in batches_of(model, unlabelled, most // network.rows_per_input(options)):
         hypotheses = network.search(batch, options, backend=backend)
         for i, best in zip(indices, hypotheses, strict=True):
@@ -228,10 +229,11 @@ def search_examples(
     return found
 
 
-def _backend(num_frames: int, options: SearchOptions, device: torch.device) -> Backend:
+def _backend(num_frames: list[int], options: SearchOptions, device: torch.device) -> Backend:
     """Return "eager" for little work on the CPU, which is done before kernels would be loaded."""
     small = SMALL_GREEDY if options.greedy else SMALL_BEAM
-    eager = device.type == "cpu" and num_frames < small and not options.with_timings
+    little = max(num_frames, default=0) <= SHORT and sum(num_frames) <= small
+    eager = device.type == "cpu" and little and not options.with_timings
     return "eager" if eager else "auto"
 
 
