@@ -81,7 +81,7 @@ def test_words_of_the_installed_dictionary_are_held_out(tmp_path):
     names = [{pair.name for pair in part} for part in (splits.training, splits.validation)]
     assert names[0].isdisjoint(names[1])
     assert read_splits(data) == splits
-    assert corpus.signature.text([1, 2]).count(" ") == 1  # phones, although the recipe says characters
+    assert corpus.signature.text([1, 2]).count(" ") == 1  # phones, not characters
 
 
 def test_timit_sigmorphon_and_the_cmudict_split_are_read(corpora):

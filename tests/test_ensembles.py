@@ -232,7 +232,8 @@ def test_endless_labels_are_bounded_with_a_warning():
         model.prediction_network.output.bias[0] -= 60
     frames, num_frames = utterances(2)
     with pytest.warns(UserWarning, match="item 0 had not ended after 3 labels for each"):
-        [found] = search(Ensemble([model]), frames, num_frames, beam_width=1, max_labels_per_frame=3)
+        options = dict(beam_width=1, max_labels_per_frame=3)
+        [found] = search(Ensemble([model]), frames, num_frames, **options)
     assert len(found[0].labels) <= 6
     with warnings.catch_warnings():
         warnings.simplefilter("error")

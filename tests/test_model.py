@@ -77,8 +77,7 @@ def test_a_model_is_the_same_after_saving_and_loading(tmp_path, pronouncer, dtyp
     path = model.save_pretrained(tmp_path / "new" / "folder", dtype=dtype)
     found = load(path.parent)
     expected = {
-        name: weights.to(dtype).float()
-        for name, weights in model.network.state_dict().items()
+        name: weights.to(dtype).float() for name, weights in model.network.state_dict().items()
     }
     weights = found.network.state_dict()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
@@ -223,7 +222,8 @@ def test_another_sample_rate_and_a_second_channel_are_converted(tmp_path):
     times = np.arange(16_000) / 16_000
     wave = 0.3 * np.sin(2 * np.pi * 440 * times) * np.sin(2 * np.pi * 3 * times)
     soundfile.write(tmp_path / "plain.wav", wave, 16_000, "FLOAT")
-    stereo, plain = (model.signature.example(tmp_path / name) for name in ("stereo.wav", "plain.wav"))
+    files = (tmp_path / name for name in ("stereo.wav", "plain.wav"))
+    stereo, plain = (model.signature.example(file) for file in files)
     assert stereo.num_frames == plain.num_frames == 98
     # The first coefficient is the energy of the whole spectrum.
     torch.testing.assert_close(stereo.frames[5:-5, 0], plain.frames[5:-5, 0], atol=1e-3, rtol=0)

@@ -11,7 +11,7 @@ NUM_SYMBOLS = 6
 TASKS = {
     "copy": lambda x: x,
     "keep the odd ones": lambda x: [k for k in x if k % 2],
-    "say each twice": lambda x: [k for k in x for _ in range(2)],  # the output is longer than the input
+    "say each twice": lambda x: [k for k in x for _ in range(2)],  # longer than the input
 }
 
 
@@ -29,7 +29,7 @@ def pairs(count, task, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:max_labels_per_frame")  # improbable hypotheses in the beam meet it
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")  # improbable hypotheses
 @pytest.mark.parametrize("name", TASKS)
 def test_a_small_transducer_learns_to(name):
     torch.manual_seed(0)
