@@ -4,8 +4,10 @@ import json
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from test_cli import transduce as command
 import transduce
 from transduce import SearchOptions, transducer_loss
 from transduce.alphabet import Alphabet
-from transduce.architectures import NetworkConfig, build_network
+from transduce.architectures import NetworkConfig, Transducer, build_network
 from transduce.audio.features import FeatureSettings, Statistics
 from transduce.data.batches import Batch
 from transduce.data.pairs import DataError, Notation
@@ -191,10 +193,10 @@ def test_n_best_hypotheses_are_sorted_and_print_with_their_probabilities(pronoun
 
 
 def test_the_reference_search_finds_the_same(pronouncer):
-    model, words = pronouncer, ["abba", "s", "ba"]
-    batch = Batch.of([model.signature.example(word, unknown="refuse") for word in words])
+    model, asked = pronouncer, ["abba", "s", "ba"]
+    batch = Batch.of([model.signature.example(word, unknown="refuse") for word in asked])
     plain = model.network.search(batch, SearchOptions(5, n_best=2), backend="reference")
-    for ours, theirs in zip(plain, model(words, n_best=2, beam_width=5), strict=True):
+    for ours, theirs in zip(plain, model(asked, n_best=2, beam_width=5), strict=True):
         assert [h.labels for h in ours] == [h.labels for h in theirs.hypotheses]
         assert ours[0].log_prob == pytest.approx(theirs.hypotheses[0].log_prob, abs=1e-4)
 
@@ -230,6 +232,153 @@ def test_another_sample_rate_and_a_second_channel_are_converted(tmp_path):
     soundfile.write(tmp_path / "odd.wav", wave, 44_101)
     with pytest.raises(DataError, match=r"odd.wav: 44101 and 16000 .* convert it with `sox"):
         model(tmp_path / "odd.wav")
+
+
+# --- Streams of inputs --------------------------------------------------------------------------
+
+GREEDY, BEAM = SearchOptions(with_timings=False), SearchOptions(4, n_best=2, with_timings=False)
+
+
+class Drawn:
+    """An iterator over inputs that counts how many have been drawn."""
+
+    def __init__(self, sources):
+        self.sources, self.count = iter(sources), 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        source = next(self.sources)
+        self.count += 1
+        return source
+
+
+def words(count):
+    letters = "abs"
+    return ["".join(letters[(n // 3**i) % 3] for i in range(1 + n % 5)) for n in range(count)]
+
+
+def test_transcribe_holds_a_bounded_number_of_inputs(pronouncer):
+    sources = Drawn(words(40))
+    for number, found in enumerate(pronouncer.transcribe(sources, GREEDY, at_once=8)):
+        assert found.name == words(40)[number]
+        assert sources.count == 8 * (number // 8 + 1)
+    assert number == 39
+
+
+def test_transcribe_takes_few_inputs_first_and_more_later(pronouncer, monkeypatch):
+    monkeypatch.setattr(module, "FIRST_INPUTS", 2)
+    sources = Drawn(words(30))
+    drawn = [sources.count for _ in pronouncer.transcribe(sources, GREEDY, at_once=8)]
+    assert drawn == [2] * 2 + [6] * 4 + [14] * 8 + [22] * 8 + [30] * 8
+
+
+def test_transcribe_holds_a_bounded_number_of_frames(pronouncer, monkeypatch):
+    monkeypatch.setattr(module, "MOST_FRAMES", 10)
+    sources = Drawn(["abbas"] * 9)
+    drawn = [sources.count for _ in pronouncer.transcribe(sources, GREEDY)]
+    assert drawn == [2, 2, 4, 4, 6, 6, 8, 8, 9]
+
+
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")  # the model is not trained
+def test_transcribe_reads_a_bounded_number_of_sounds_ahead(set_num_threads):
+    set_num_threads(1)
+    model = model_of(SOUND)
+    generator = torch.Generator().manual_seed(0)
+    sounds = [0.1 * torch.randn(1000 + 100 * n, generator=generator) for n in range(30)]
+    sources, expected = Drawn(sounds), [model(sound).hypotheses[0].labels for sound in sounds]
+    found = []
+    for number, one in enumerate(model.transcribe(sources, GREEDY, at_once=4)):
+        found.append(one.hypotheses[0].labels)
+        # A thread reads two inputs ahead, and one more as each result is taken.
+        assert sources.count <= 4 * (number // 4 + 1) + 2
+    assert found == expected
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+def test_transcribe_yields_errors_in_the_place_of_bad_inputs(pronouncer, at_once):
+    sources = ["ab", "", "baß", "s", torch.zeros(3), "a"]
+    found = list(pronouncer.transcribe(sources, BEAM, at_once=at_once))
+    kinds = [isinstance(one, DataError) for one in found]
+    assert kinds == [False, True, True, False, True, False]
+    assert [str(one) for one in found if not isinstance(one, DataError)] == [
+        str(pronouncer(word, beam_width=4, n_best=2)) for word in ("ab", "s", "a")
+    ]
+    assert "nothing to read" in str(found[1]) and "'ß'" in str(found[2])
+    [lenient] = pronouncer.transcribe(["baß"], GREEDY, unknown="null")
+    assert lenient.name == "baß" and lenient.symbols
+
+
+# --- Threads and backends -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["eager", "cpu"])
+@pytest.mark.parametrize("options", [{}, {"beam_width": 4, "n_best": 3}], ids=["greedy", "beam"])
+def test_a_model_called_from_many_threads_gives_its_output_alone(
+    pronouncer, monkeypatch, backend, options
+):
+    if backend == "cpu":
+        monkeypatch.setattr(module, "SMALL_GREEDY", 0)
+        monkeypatch.setattr(module, "SMALL_BEAM", 0)
+    inputs = [words(60)[n::8] for n in range(8)]
+    expected = [pronouncer(some, **options) for some in inputs]
+    barrier = Barrier(8)
+
+    def call(some):
+        barrier.wait()
+        return [pronouncer(some, **options) for _ in range(3)]
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(call, inputs))
+    for alone, repeated in zip(expected, found, strict=True):
+        for one in repeated:
+            assert [t.hypotheses for t in one] == [t.hypotheses for t in alone]
+            assert [t.name for t in one] == [t.name for t in alone]
+
+
+def backends_of(monkeypatch):
+    """Record the backend of every search of a transducer."""
+    original, backends = Transducer.search, []
+
+    def recorded(network, batch, options, *, backend="auto"):
+        backends.append(backend)
+        return original(network, batch, options, backend=backend)
+
+    monkeypatch.setattr(Transducer, "search", recorded)
+    return backends
+
+
+@pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])
+def test_small_inputs_are_searched_by_the_eager_backend_with_the_output_of_cpu(
+    pronouncer, monkeypatch, options
+):
+    backends = backends_of(monkeypatch)
+    examples = [pronouncer.signature.example(word) for word in words(20)]
+    eager = module.search_examples(pronouncer, examples, options)
+    assert set(backends) == {"eager"}
+    compiled = pronouncer.network.search(Batch.of(examples), options, backend="cpu")
+    for ours, theirs in zip(eager, compiled, strict=True):
+        assert [h.labels for h in ours] == [h.labels for h in theirs]
+        assert [h.log_prob for h in ours] == pytest.approx([h.log_prob for h in theirs], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options, small", [(GREEDY, "SMALL_GREEDY"), (BEAM, "SMALL_BEAM")], ids=["greedy", "beam"]
+)
+def test_larger_inputs_and_timings_are_left_to_the_fastest_backend(
+    pronouncer, monkeypatch, options, small
+):
+    backends = backends_of(monkeypatch)
+    examples = [pronouncer.signature.example(word) for word in words(20)]
+    monkeypatch.setattr(module, small, sum(example.num_frames for example in examples))
+    module.search_examples(pronouncer, examples, options)
+    module.search_examples(pronouncer, examples[1:], options)
+    module.search_examples(pronouncer, examples[1:], replace(options, with_timings=True))
+    assert backends == ["auto", "eager", "auto"]
+
+
+# --- Commands -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
