@@ -1,27 +1,28 @@
-"""Batches: bounded, deterministic, shuffled; examples; the memory of a step."""
+"""Batches are bounded, deterministic and shuffled; the memory of a step is predicted."""
 
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce import Alphabet
+from transduce.audio.features import Statistics
 from transduce.data.batches import (
     Batch,
     Batches,
     Example,
     NetworkSizes,
-    frame_examples,
     predicted_bytes,
-    target_examples,
-    text_examples,
 )
-from transduce.data.pairs import DataError, Origin, Pair, Symbols
+from transduce.data.pairs import DataError, Frames, Notation, Origin, Pair, Symbols
+from transduce.model.signature import Signature
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,7 +46,7 @@ lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 20)), min_size=1
 
 @settings(max_examples=100, deadline=None)
 @given(lengths, st.integers(60 * 21, 9000), st.integers(0, 3), st.sampled_from([1, 2, 3]))
-def test_every_example_comes_once_and_no_batch_has_too_many_cells(sizes, max_cells, seed, pooling):
+def test_every_example_comes_once_and_no_batch_exceeds_max_cells(sizes, max_cells, seed, pooling):
     batches = Batches([example_of(*s) for s in sizes], max_cells, seed, pooling=pooling)
     for order in (batches.epoch(0), batches.epoch(1), batches.by_length()):
         assert sorted(i for batch in order for i in batch) == list(range(len(sizes)))
@@ -54,7 +55,7 @@ def test_every_example_comes_once_and_no_batch_has_too_many_cells(sizes, max_cel
             assert B * -(-T // pooling) * (U + 1) <= max_cells
 
 
-def test_an_epoch_is_the_same_every_time_and_unlike_the_next():
+def test_an_epochs_batches_depend_on_the_seed_and_its_number_alone():
     examples = random_examples(200)
     first, again = (Batches(examples, 10_000, seed=3) for _ in range(2))
     assert first.epoch(5) == again.epoch(5)
@@ -87,7 +88,7 @@ def test_an_epochs_batches_mix_lengths_and_numbers_of_labels():
     assert sum(U for _, U in different) > 4 * len(order)
 
 
-def alone(num_labels):
+def target_only(num_labels):
     """Return an example of a target without source."""
     nothing = torch.empty(0, dtype=torch.int64)
     return Example(pair_of("", "y" * num_labels), nothing, torch.ones(num_labels).long())
@@ -98,7 +99,7 @@ def alone(num_labels):
 def test_batches_have_little_padding_in_their_lattices(kind, least):
     examples = random_examples(2000)
     if kind == "targets alone":
-        examples = [alone(example.num_labels) for example in examples]
+        examples = [target_only(example.num_labels) for example in examples]
     batches = Batches(examples, 10_000 if kind == "pairs" else 500, seed=0)
     cells = sum(T * U for T, U in batches.sizes)
     for order, share in ((batches.epoch(0), least), (batches.by_length(), 0.75)):
@@ -107,12 +108,12 @@ def test_batches_have_little_padding_in_their_lattices(kind, least):
 
 
 @pytest.mark.parametrize("wrong", [dict(max_sequences=0), dict(pooling=0)])
-def test_numbers_that_make_no_batch_are_refused(wrong):
+def test_bounds_below_one_are_refused(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be at least 1"):
         Batches(random_examples(3), 10_000, 0, **wrong)
 
 
-def test_online_training_is_one_sequence_a_step_in_random_order():
+def test_online_training_takes_one_sequence_a_step_in_random_order():
     batches = Batches(random_examples(50), 10_000, seed=0, max_sequences=1)
     order = [i for (i,) in batches.epoch(0)]
     assert sorted(order) == list(range(50))
@@ -120,12 +121,12 @@ def test_online_training_is_one_sequence_a_step_in_random_order():
     assert sizes != sorted(sizes)
 
 
-def test_an_example_beyond_the_bound_is_named():
+def test_an_example_above_max_cells_is_named():
     with pytest.raises(DataError, match=r"a\.tsv, line 1: x+ alone has 60 cells .* 50; raise"):
         Batches([example_of(20, 2)], 50, seed=0)
 
 
-def test_a_batch_is_padded_with_zeros_and_knows_its_lengths():
+def test_a_batch_is_padded_with_zeros_and_has_the_lengths():
     examples = [
         Example(pair_of("ab", "x"), torch.tensor([1, 2]), torch.tensor([3])),
         Example(pair_of("c", "yz"), torch.tensor([4]), torch.tensor([5, 6])),
@@ -141,32 +142,42 @@ def test_a_batch_is_padded_with_zeros_and_knows_its_lengths():
     assert frames.labels.shape == (2, 0)
 
 
-def test_text_becomes_ids_and_unseen_symbols_are_errors_or_null():
-    sources, targets = Alphabet("ab"), Alphabet("xy")
+CHARACTERS = Notation("characters", None)
+
+
+def test_text_becomes_ids_and_unknown_symbols_are_errors_or_null():
+    signature = Signature(Alphabet("xy"), CHARACTERS, Alphabet("ab"), CHARACTERS)
     pairs = [pair_of("ab", "xy"), pair_of("ac", "x", 2), pair_of("b", "z", 3), pair_of("", "x", 4)]
-    with pytest.raises(DataError, match=r"a\.tsv, line 2: 'c', at position 1, is not among"):
-        text_examples(pairs, sources, targets)
+    with pytest.raises(DataError, match=r"a\.tsv, line 2: 'c' is no symbol that the model knows"):
+        signature.examples(pairs, unknown="refuse")
     skipped = []
-    (kept,) = text_examples(pairs, sources, targets, skipped=skipped)
+    (kept,) = signature.examples(pairs, unknown="refuse", skipped=skipped)
     assert (kept.frames.tolist(), kept.labels.tolist()) == ([1, 2], [1, 2])
     assert len(skipped) == 3
-    asked = text_examples(pairs[:3], sources, None, unseen_as_null=True)
+    asked = signature.examples(pairs[:3], with_labels=False)
     assert [example.frames.tolist() for example in asked] == [[1, 2], [1, 0], [2]]
     assert asked[2].num_labels == 0
 
 
-def test_frames_are_normalised_and_unseen_targets_skipped():
-    frames = torch.ones(3, 2)
-    skipped = []
-    read = [(pair_of("a", "x"), frames), (pair_of("b", "q", 2), frames)]
-    (example,) = frame_examples(read, Alphabet("x"), lambda f: f - 1, skipped)
-    assert not example.frames.any()
+def test_frames_are_normalised_and_pairs_with_unknown_targets_skipped(tmp_path):
+    np.save(tmp_path / "a.npy", np.ones((3, 2), np.float32))
+    source, skipped = Frames(tmp_path / "a.npy"), []
+    statistics = Statistics(torch.ones(2), torch.ones(2))
+    signature = Signature(Alphabet("x"), CHARACTERS, statistics=statistics)
+    pairs = [
+        replace(pair_of("a", "x"), source=source),
+        replace(pair_of("b", "q", 2), source=source),
+    ]
+    (example,) = signature.examples(pairs, skipped=skipped)
+    assert not example.frames.any() and example.labels.tolist() == [1]
     assert "line 2: 'q'" in str(skipped[0])
+    with pytest.raises(DataError, match="line 2: 'q'"):
+        signature.examples(pairs)
 
 
-def test_targets_alone_are_bounded_too():
+def test_targets_without_sources_are_bounded_too():
     pairs = [pair_of("", "xy" * n) for n in range(1, 20)]
-    examples = target_examples(pairs, Alphabet("xy"))
+    examples = Signature(Alphabet("xy"), CHARACTERS).examples(pairs)
     batches = Batches(examples, 100, seed=0)
     for batch in batches.load(batches.epoch(0)):
         assert len(batch) * (batch.labels.shape[1] + 1) <= 100
@@ -192,8 +203,8 @@ for (B, T, U), options in json.loads(sys.argv[1]):
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the process's memory is read as Linux has it")
-def test_a_step_takes_the_memory_that_was_predicted(set_num_threads):
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads the process's memory from /proc")
+def test_a_step_uses_the_predicted_memory(set_num_threads):
     set_num_threads(2)
     steps = [
         ((32, 400, 60), {}),
@@ -207,7 +218,7 @@ def test_a_step_takes_the_memory_that_was_predicted(set_num_threads):
         assert 0.75 < predicted / float(measured) < 1.25
 
 
-def test_a_gpu_has_all_the_lattices_at_once_and_the_cpu_one_a_thread(set_num_threads):
+def test_a_gpu_holds_all_lattices_at_once_and_the_cpu_one_per_thread(set_num_threads):
     set_num_threads(1)
     shape, sizes = (64, 1000, 200), NetworkSizes(39)
     more = predicted_bytes(shape, sizes, "cuda") - predicted_bytes(shape, sizes)

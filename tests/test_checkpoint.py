@@ -1,4 +1,4 @@
-"""A model's file: all comes back, and what is no model says so."""
+"""Model files: everything is read back, and other files are refused with one sentence."""
 
 import errno
 import os
@@ -15,8 +15,9 @@ from transduce import Ensemble
 from transduce.alphabet import Alphabet
 from transduce.architectures import NetworkConfig, Transducer, build_network
 from transduce.audio.features import SPECTROGRAM, Statistics
+from transduce.data.batches import Batch
 from transduce.data.pairs import Notation
-from transduce.model import checkpoint
+from transduce.model import tensors as module
 from transduce.model.checkpoint import (
     CheckpointError,
     TrainedModel,
@@ -48,7 +49,7 @@ def model_of(kind="transducer", signature=TEXT, **sizes):
 
 @pytest.mark.parametrize("signature", [TEXT, SOUND], ids=["text", "sound"])
 @pytest.mark.parametrize("kind", ["transducer", "ctc", "prediction"])
-def test_a_model_comes_back_as_it_was(tmp_path, kind, signature):
+def test_a_model_is_the_same_after_saving_and_loading(tmp_path, kind, signature):
     sizes = {"num_layers": 2, "pooling": 2, "prediction_layers": 2, "dropout": 0.25}
     sizes["embedding_size"] = 3
     model = model_of(kind, TARGETS if kind == "prediction" else signature, **sizes)
@@ -69,7 +70,7 @@ def test_a_model_comes_back_as_it_was(tmp_path, kind, signature):
     assert not found.network.training
 
 
-def test_the_networks_are_those_of_the_paper():
+def test_the_networks_have_the_papers_numbers_of_weights():
     sound = Signature(Alphabet(map(str, range(39))), Notation("spaces", None))
     counts = {}
     for kind, cls in (
@@ -85,19 +86,19 @@ def test_the_networks_are_those_of_the_paper():
     assert counts == {"transducer": 261_328, "ctc": 169_768, "prediction": 91_431}
 
 
-def test_text_becomes_ids_and_unseen_symbols_null():
-    assert TEXT.example("abz").tolist() == [1, 2, 0]
-    assert TEXT.example("\N{FULLWIDTH LATIN SMALL LETTER A}b").tolist() == [1, 2]  # NFKD
+def test_text_becomes_ids_and_unknown_symbols_null():
+    assert TEXT.example("abz").frames.tolist() == [1, 2, 0]
+    assert TEXT.example("\N{FULLWIDTH LATIN SMALL LETTER A}b").frames.tolist() == [1, 2]  # NFKD
     assert TEXT.text([1, 2, 1]) == "AH ü AH"
     assert TARGETS.text([1, 2, 1]) == "xyx"
 
 
 def test_sound_becomes_normalised_frames():
     wave = torch.randn(1600)
-    frames = SOUND.example(wave)
+    frames = SOUND.example(wave).frames
     assert frames.shape == (8, 40)
     raw = frames * 2 + torch.arange(40.0)
-    torch.testing.assert_close(SOUND.example(raw), frames, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(SOUND.example(raw).frames, frames, rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="39 numbers a frame where the model was trained on 40"):
         SOUND.example(raw[:, :39])
     with pytest.raises(ValueError, match="the model reads text"):
@@ -105,7 +106,7 @@ def test_sound_becomes_normalised_frames():
 
 
 def broken(tmp_path, kind):
-    """A file that is not a model, in one of several ways."""
+    """Write a file that is not a model, of the given kind."""
     path = tmp_path / "model.safetensors"
     save_model(model_of(), path)
     content = path.read_bytes()
@@ -118,14 +119,14 @@ def broken(tmp_path, kind):
     elif kind == "foreign":
         save_file({"a": torch.ones(2)}, path)
     elif kind == "another kind":
-        checkpoint.write_tensors(path, {"a": torch.ones(2)}, {}, "the state of a run")
+        module.write_tensors(path, {"a": torch.ones(2)}, {}, "the state of a run")
     elif kind == "incomplete":
-        checkpoint.write_tensors(path, {"a": torch.ones(2)}, {}, "a model")
+        module.write_tensors(path, {"a": torch.ones(2)}, {}, "a model")
     elif kind == "of other weights":
-        tensors, header = checkpoint.read_tensors(path, "a model")
+        tensors, header = module.read_tensors(path, "a model")
         tensors.popitem()
         del header["kind"], header["version"]
-        checkpoint.write_tensors(path, tensors, header, "a model")
+        module.write_tensors(path, tensors, header, "a model")
     elif kind == "missing":
         path.unlink()
     return path
@@ -144,7 +145,7 @@ def broken(tmp_path, kind):
         ("missing", "there is no file"),
     ],
 )
-def test_what_is_no_model_is_one_sentence(tmp_path, kind, said):
+def test_the_error_of_a_file_that_is_no_model_is_one_sentence(tmp_path, kind, said):
     path = broken(tmp_path, kind)
     with pytest.raises(CheckpointError) as error:
         load_model(tmp_path)
@@ -153,7 +154,7 @@ def test_what_is_no_model_is_one_sentence(tmp_path, kind, said):
 
 
 def test_a_file_of_another_version_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "VERSION", 2)
+    monkeypatch.setattr(module, "VERSION", 2)
     save_model(model_of(), tmp_path)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="has version 2 where 1 is wanted"):
@@ -172,7 +173,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("differs", OTHER)
-def test_models_of_other_inputs_or_outputs_make_no_ensemble(tmp_path, differs):
+def test_models_with_different_inputs_or_outputs_make_no_ensemble(tmp_path, differs):
     other = OTHER[differs]
     save_model(model_of(signature=SOUND if other.features else TEXT), tmp_path / "a.safetensors")
     save_model(model_of(signature=other), tmp_path / "b.safetensors")
@@ -180,21 +181,21 @@ def test_models_of_other_inputs_or_outputs_make_no_ensemble(tmp_path, differs):
         load_ensemble([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
 
 
-def test_an_ensemble_of_files_is_that_of_their_networks(tmp_path):
+def test_an_ensemble_of_files_has_the_networks_of_the_files(tmp_path):
     models = [model_of(hidden_size=size) for size in (4, 6)]
     for i, model in enumerate(models):
         save_model(model, tmp_path / f"{i}.safetensors")
     found = load_ensemble([tmp_path / f"{i}.safetensors" for i in range(2)])
     frames, labels = torch.tensor([[1, 2, 1]]), torch.tensor([[1]])
-    asked = (frames, torch.tensor([3]), labels, torch.tensor([1]))
-    expected = Ensemble([model.network for model in models]).losses(*asked)
-    torch.testing.assert_close(found.network.losses(*asked), expected)
+    batch = Batch((), frames, torch.tensor([3]), labels, torch.tensor([1]))
+    expected = Ensemble([model.network for model in models]).losses(batch)
+    torch.testing.assert_close(found.network.losses(batch), expected)
     save_model(model_of("ctc"), tmp_path / "ctc.safetensors")
     with pytest.raises(CheckpointError, match=r"ctc.safetensors is of the kind ctc; an ensemble"):
         load_ensemble([tmp_path / "0.safetensors", tmp_path / "ctc.safetensors"])
 
 
-def test_writing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     save_model(model_of(), tmp_path)
     before = (tmp_path / "model.safetensors").read_bytes()
 
@@ -209,7 +210,7 @@ def test_writing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
-def test_a_model_may_be_read_by_whom_the_umask_lets(tmp_path):
+def test_a_model_file_has_the_permissions_of_the_umask(tmp_path):
     save_model(model_of(), tmp_path)
     Path(tmp_path / "plain").write_bytes(b"")
     modes = [stat.S_IMODE((tmp_path / f).stat().st_mode) for f in ("model.safetensors", "plain")]

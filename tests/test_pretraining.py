@@ -1,4 +1,4 @@
-"""Weights from other runs land where they belong."""
+"""Initial weights from other runs are copied symbol by symbol."""
 
 import pytest
 import torch
@@ -26,8 +26,8 @@ def model_of(kind, signature, **sizes):
 
 @pytest.mark.parametrize("embedding_size", [0, 3])
 @pytest.mark.parametrize("kind", ["prediction", "transducer"])
-def test_the_prediction_network_says_the_same_of_every_label(kind, embedding_size):
-    """Alphabets in another order, and more symbols: what follows a label is as likely as it was."""
+def test_the_copied_prediction_network_has_the_same_outputs(kind, embedding_size):
+    """The alphabets differ in their order, and the pretrained one has more symbols."""
     theirs, ours = signature_of("xqyz"), signature_of("zxy")
     sizes = {"embedding_size": embedding_size}
     pretrained, model = model_of(kind, theirs, **sizes), model_of("transducer", ours, **sizes)
@@ -41,12 +41,12 @@ def test_the_prediction_network_says_the_same_of_every_label(kind, embedding_siz
     columns = null + [k - (kind == "prediction") for k in columns]
     torch.testing.assert_close(found[..., 1 - len(null) :], expected[..., columns])
     kept = torch.equal(model.network.prediction_network.output.weight[0], null_before)
-    assert kept == (kind == "prediction")  # which has no null to copy
+    assert kept == (kind == "prediction")  # a predictor has no output for null to copy
 
 
 @pytest.mark.parametrize("kind", ["ctc", "transducer"])
 @pytest.mark.parametrize("pooling, embedding_size", [(1, 0), (2, 0), (1, 3)])
-def test_the_transcription_network_says_the_same_of_every_frame(kind, pooling, embedding_size):
+def test_the_copied_transcription_network_has_the_same_outputs(kind, pooling, embedding_size):
     theirs, ours = signature_of("xqyz", "abc"), signature_of("zxy", "cb")
     sizes = {"num_layers": 2, "pooling": pooling, "embedding_size": embedding_size}
     pretrained, model = model_of(kind, theirs, **sizes), model_of("transducer", ours, **sizes)
@@ -88,14 +88,14 @@ def sound_signature(**settings):
         (copy_transcription, model_of("ctc", sound_signature()), "has other inputs"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(copy, pretrained, said):
+def test_weights_of_other_shapes_or_symbols_are_refused(copy, pretrained, said):
     ours = signature_of("xyz")
     with pytest.raises(PretrainingError, match=said) as error:
         copy(pretrained, model_of("transducer", ours).network, ours)
     assert "\n" not in str(error.value)
 
 
-def test_other_features_are_other_inputs():
+def test_weights_trained_on_other_features_are_refused():
     ours = sound_signature()
     pretrained = model_of("ctc", sound_signature(pre_emphasis=0.9))
     with pytest.raises(PretrainingError, match="other inputs"):

@@ -11,12 +11,12 @@ NUM_SYMBOLS = 6
 TASKS = {
     "copy": lambda x: x,
     "keep the odd ones": lambda x: [k for k in x if k % 2],
-    "say each twice": lambda x: [k for k in x for _ in range(2)],  # longer than its input
+    "say each twice": lambda x: [k for k in x for _ in range(2)],  # longer than the input
 }
 
 
 def pad(sequences):
-    """The sequences as one tensor [B, longest], and their lengths [B]."""
+    """Return the sequences as one padded tensor [B, longest], and their lengths [B]."""
     padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(s) for s in sequences], batch_first=True)
     return padded, torch.tensor([len(s) for s in sequences])
 
@@ -29,7 +29,7 @@ def pairs(count, task, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:max_labels_per_frame")  # of improbable hypotheses in the beam
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")  # improbable hypotheses
 @pytest.mark.parametrize("name", TASKS)
 def test_a_small_transducer_learns_to(name):
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Training: the paper's update, resuming, what stops a run, and several processes."""
+"""Training: the paper's update, resuming, early stopping, and several processes."""
 
 import io
 import json
@@ -16,10 +16,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from toys import toy_recipe
-from transduce.model.losses import consistent_losses, sequence_losses
 
 from transduce import greedy_search
-from transduce.architectures import build_network
+from transduce.architectures import Transducer, build_network
+from transduce.cli.train import train
 from transduce.data.batches import Batch, Batches
 from transduce.model.checkpoint import load_model
 from transduce.training import fit as training
@@ -55,7 +55,7 @@ def metrics_of(folder):
 
 
 def test_the_papers_update_is_the_one_written_by_hand(tmp_path):
-    """Online, momentum 0.9, and noise of each sequence's own that the weights never keep."""
+    """Train online with momentum 0.9; each step draws weight noise, which is removed after it."""
     recipe = toy_recipe(
         tmp_path,
         **{"optimiser": "sgd", "learning_rate": 1e-4, "weight_noise": 0.075},
@@ -78,7 +78,7 @@ def test_the_papers_update_is_the_one_written_by_hand(tmp_path):
             noise = torch.empty_like(before).normal_(0.0, 0.075, generator=generator)
             tensor.data = before + noise
         noises.append(noise.flatten()[0].item())
-        (loss,) = sequence_losses(network, recipe.network, Batch.of([corpus.training[i]]))
+        (loss,) = network.losses(Batch.of([corpus.training[i]]))
         gradients = torch.autograd.grad(loss, weights)
         for n, gradient in enumerate(gradients):
             delta[n] = 0.9 * delta[n] - 1e-4 * gradient
@@ -114,15 +114,15 @@ def test_each_network_learns(tmp_path, kind):
         assert metrics[0]["error_rate"] is not None
     if kind == "transducer":
         found = greedy_search(
-            model.network, model.signature.example("abcd")[None], torch.tensor([4])
+            model.network, model.signature.example("abcd").frames[None], torch.tensor([4])
         )
         assert model.signature.text(found[0].labels) == "ABCD"
 
 
 @pytest.mark.parametrize("kind", ["transducer", "ctc", "prediction"])
-def test_networks_that_are_to_agree_with_themselves_do(tmp_path, kind):
-    """Under dropout what is said of a sequence varies less, and it is learnt all the same."""
-    apart = []
+def test_consistency_lowers_the_divergence_between_two_views(tmp_path, kind):
+    """Outputs under dropout vary less, and the network still learns."""
+    divergences = []
     for consistency in (0.0, 4.0):
         recipe = toy_recipe(tmp_path, kind, max_epochs=6, consistency=consistency)
         recipe = replace(recipe, network=replace(recipe.network, dropout=0.3))
@@ -131,19 +131,19 @@ def test_networks_that_are_to_agree_with_themselves_do(tmp_path, kind):
         model.network.train()
         torch.manual_seed(0)
         with torch.no_grad():
-            losses, differences = consistent_losses(model.network, model.config, views)
-        apart.append(float(differences.sum() / losses.sum()))
+            losses, divergence = model.network.consistency_losses(views)
+        divergences.append(float(divergence.sum() / losses.sum()))
         assert model.status.bits_per_label < 2.0
-    assert apart[1] < 0.7 * apart[0]
+    assert divergences[1] < 0.7 * divergences[0]
 
 
-def test_nothing_to_agree_on_is_said(tmp_path):
+def test_consistency_without_dropout_or_masks_is_refused(tmp_path):
     with pytest.raises(TrainingError, match="two draws of dropout or masks, and there are none"):
         run(toy_recipe(tmp_path, consistency=1.0), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_the_run_folder_has_all_that_is_needed(tmp_path):
+def test_the_run_folder_has_config_model_state_and_metrics(tmp_path):
     recipe = toy_recipe(tmp_path)
     run(recipe, tmp_path / "run")
     files = {path.name for path in (tmp_path / "run").iterdir() if "tfevents" not in path.name}
@@ -160,7 +160,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
     recipe = replace(recipe, network=replace(recipe.network, num_layers=2, dropout=0.3))
     for folder in ("a", "b"):
         run(recipe, tmp_path / folder)
-        torch.rand(3)  # what is drawn elsewhere is nothing to it
+        torch.rand(3)  # other random draws make no difference
     assert_same(weights_of(tmp_path / "b"), weights_of(tmp_path / "a"))
     other = replace(recipe, train=replace(recipe.train, seed=1))
     run(other, tmp_path / "c")
@@ -201,10 +201,10 @@ fit(read_recipe(folder / "recipe.toml"), folder / "run", progress=Killed(Console
 """
 
 
-# Of 13 steps an epoch every fifth is saved. The seventh write is that of the state after the first
-# epoch, when the model and the metrics are written already.
+# An epoch has 13 steps, and every fifth step is saved. The seventh write is the state after the
+# first epoch, when the model and the metrics have been written.
 @pytest.mark.parametrize("when, count", [("in a step", 23), ("in a write", 7)])
-def test_a_killed_run_goes_on_as_if_it_had_never_stopped(tmp_path, when, count):
+def test_a_killed_run_resumes_to_the_result_of_one_that_was_not_stopped(tmp_path, when, count):
     regular = {"weight_noise": 0.05, "averaging": 0.9, "consistency": 1.0}
     recipe = toy_recipe(tmp_path, save_every=5, warm_up=20, decay="cosine", **regular)
     recipe = replace(recipe, network=replace(recipe.network, num_layers=2, dropout=0.3))
@@ -222,7 +222,7 @@ def test_a_killed_run_goes_on_as_if_it_had_never_stopped(tmp_path, when, count):
     assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
 
 
-def test_sgds_momentum_goes_on_too(tmp_path):
+def test_the_momentum_of_sgd_is_resumed(tmp_path):
     settings = {"optimiser": "sgd", "learning_rate": 0.01}
     run(toy_recipe(tmp_path, max_epochs=1, **settings), tmp_path / "a")
     run(toy_recipe(tmp_path, max_epochs=2, **settings), tmp_path / "a", resume=True)
@@ -230,7 +230,7 @@ def test_sgds_momentum_goes_on_too(tmp_path):
     assert_same(weights_of(tmp_path / "a"), weights_of(tmp_path / "b"))
 
 
-def test_a_finished_run_stays_finished_and_is_not_written_over(tmp_path):
+def test_a_finished_run_is_not_changed_or_overwritten(tmp_path):
     recipe = toy_recipe(tmp_path, max_epochs=1)
     run(recipe, tmp_path / "run")
     before = (tmp_path / "run" / "last.safetensors").read_bytes()
@@ -243,21 +243,20 @@ def test_a_finished_run_stays_finished_and_is_not_written_over(tmp_path):
         run(other, tmp_path / "run", resume=True)
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
-    tmp_path, monkeypatch
-):
+def test_a_nan_loss_stops_the_run_and_keeps_the_last_good_state(tmp_path, monkeypatch):
     recipe = toy_recipe(tmp_path, save_every=1)
-    calls = []
+    corpus, original, calls = read_corpus(recipe.data), Transducer.losses, []
 
-    def broken(network, config, batch):
-        losses = sequence_losses(network, config, batch)
+    def broken(network, batch):
+        losses = original(network, batch)
         calls.append(batch)
         return losses * torch.tensor([1.0, math.nan, *[1.0] * 6]) if len(calls) == 4 else losses
 
-    monkeypatch.setattr(training, "sequence_losses", broken)
+    monkeypatch.setattr(Transducer, "losses", broken)
     with pytest.raises(NonFiniteLoss) as error:
-        run(recipe, tmp_path / "run")
-    name = calls[-1].pairs[1].name
+        run(recipe, tmp_path / "run", corpus=corpus)
+    [ids] = calls[-1].labels[1:2, : calls[-1].num_labels[1]].tolist()
+    name = corpus.signature.text(ids).lower()
     assert str(error.value).startswith(
         f"the loss of {name} is not finite at step 4, in epoch 1; the last good state is in "
     )
@@ -268,7 +267,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_state(
     assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
 
 
-def test_weights_that_are_no_numbers_are_not_saved(tmp_path):
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     recipe = toy_recipe(tmp_path, optimiser="sgd", learning_rate=1e38, save_every=1)
     with pytest.raises(
         NonFiniteLoss, match=r"weight is not finite after step|loss of .* is not finite"
@@ -277,7 +276,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path):
     assert all(tensor.isfinite().all() for tensor in weights_of(tmp_path / "run").values())
 
 
-def test_the_run_stops_when_patience_is_out_and_keeps_the_best(tmp_path):
+def test_the_run_stops_after_patience_epochs_and_keeps_the_best_model(tmp_path):
     rates = [0.5, 0.3, 0.4, 0.3, 0.1]
     asked = []
 
@@ -293,16 +292,16 @@ def test_the_run_stops_when_patience_is_out_and_keeps_the_best(tmp_path):
         run(recipe, tmp_path / "other")
 
 
-def test_a_run_is_validated_as_often_as_it_is_told_and_at_its_end(tmp_path):
+def test_validation_follows_validate_every_and_the_last_epoch(tmp_path):
     recipe = toy_recipe(tmp_path, max_epochs=5, validate_every=2)
     run(recipe, tmp_path / "run")
     assert [m["epoch"] for m in metrics_of(tmp_path / "run")] == [2, 4, 5]
     often = replace(recipe, train=replace(recipe.train, validate_every=1))
-    run(often, tmp_path / "often")  # whose weights are the same: it only looks more often
+    run(often, tmp_path / "often")  # validation does not change the weights
     assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "often"))
 
 
-def test_what_is_validated_and_kept_are_the_averages(tmp_path):
+def test_the_averaged_weights_are_validated_and_kept(tmp_path):
     recipe = toy_recipe(tmp_path, max_epochs=2, averaging=0.9)
     model = run(recipe, tmp_path / "run")
     last = weights_of(tmp_path / "run")
@@ -312,11 +311,12 @@ def test_what_is_validated_and_kept_are_the_averages(tmp_path):
     plain = run(replace(recipe, train=replace(recipe.train, averaging=0.0)), tmp_path / "plain")
     other = weights_of(tmp_path / "plain")
     names = [name for name in last if name.startswith("network.")]
-    assert all(torch.equal(last[name], other[name]) for name in names)  # the steps are the same
+    # Averaging does not change the steps.
+    assert all(torch.equal(last[name], other[name]) for name in names)
     assert model.status.bits_per_label != plain.status.bits_per_label
 
 
-def test_pretrained_networks_are_begun_with(tmp_path):
+def test_a_run_begins_with_pretrained_networks(tmp_path):
     for kind in ("prediction", "ctc"):
         run(toy_recipe(tmp_path, kind, max_epochs=1), tmp_path / kind)
     recipe = toy_recipe(
@@ -335,12 +335,12 @@ def test_pretrained_networks_are_begun_with(tmp_path):
     wrong = replace(recipe, train=replace(recipe.train, init_prediction=tmp_path / "ctc"))
     with pytest.raises(TrainingError, match=r"^train.init_prediction, .*ctc: CTC has no"):
         run(wrong, tmp_path / "wrong")
-    other_way = replace(recipe, network=replace(recipe.network, backwards=True))
-    with pytest.raises(TrainingError, match=r"^train.init_transcription, .*ctc: it goes forwards"):
-        run(other_way, tmp_path / "other way")
+    other_direction = replace(recipe, network=replace(recipe.network, backwards=True))
+    with pytest.raises(TrainingError, match=r"^train.init_transcription, .*ctc: it reads forwards"):
+        run(other_direction, tmp_path / "other direction")
 
 
-def test_memory_is_predicted_before_the_first_step(tmp_path):
+def test_memory_is_reported_before_the_first_step(tmp_path):
     file = io.StringIO()
     recipe = toy_recipe(tmp_path, max_epochs=1)
     fit(recipe, tmp_path / "run", progress=Progress(Console(file=file)))
@@ -351,7 +351,7 @@ def test_memory_is_predicted_before_the_first_step(tmp_path):
     assert epoch.startswith("epoch 1: ")
 
 
-def test_a_step_that_sees_its_sequences_twice_is_predicted_to_take_more(tmp_path):
+def test_consistency_doubles_the_sequences_of_the_reported_step(tmp_path):
     file = io.StringIO()
     recipe = toy_recipe(tmp_path, max_epochs=1, consistency=1.0)
     recipe = replace(recipe, network=replace(recipe.network, dropout=0.1))
@@ -359,7 +359,7 @@ def test_a_step_that_sees_its_sequences_twice_is_predicted_to_take_more(tmp_path
     assert "the largest step has 16 of up to 6 frames and 6 labels" in file.getvalue()
 
 
-def test_ctc_leaves_out_what_it_cannot_align_and_says_so(tmp_path):
+def test_ctc_leaves_out_sequences_that_it_cannot_align_and_reports_it(tmp_path):
     (tmp_path / "toy.tsv").write_text("".join(f"{'ab' * n}c\t{'XY' * n}\n" for n in range(1, 9)))
     with (tmp_path / "toy.tsv").open("a") as file:
         file.write("a\tXX\nb\tXYX\n")
@@ -381,24 +381,33 @@ def test_the_learning_rate_warms_up_and_decays():
 PROCESSES = """
 import sys
 from pathlib import Path
+import torch
 from rich.console import Console
 from transduce.training.progress import Progress
 from transduce.training.recipe import read_recipe
-from transduce.training.fit import fit
+from transduce.training.fit import _Objective, fit
 
+forward, world_sizes = _Objective.forward, []
+def counted(self, *tensors):
+    world_sizes.append(torch.distributed.get_world_size())
+    return forward(self, *tensors)
+_Objective.forward = counted
 folder = Path(sys.argv[1])
 fit(read_recipe(folder / "recipe.toml"), folder / "two", progress=Progress(Console(quiet=True)))
+assert world_sizes == [2] * NUM_STEPS, world_sizes
 """
 
 
-def test_two_processes_take_the_steps_of_one(tmp_path):
-    """Some batches have one sequence, of which the second process has none."""
+def test_two_processes_take_the_same_steps_as_one(tmp_path):
+    """Some batches have one sequence, so that the second process has none."""
     settings = {"optimiser": "sgd", "learning_rate": 0.05, "weight_noise": 0.02, "max_sequences": 3}
     recipe = toy_recipe(tmp_path, max_epochs=1, **settings)
     run(recipe, tmp_path / "one")
     two = replace(recipe, train=replace(recipe.train, devices=2))
     (tmp_path / "recipe.toml").write_text(recipe_toml(two))
-    (tmp_path / "script.py").write_text(PROCESSES)
+    corpus = read_corpus(recipe.data)
+    num_steps = len(Batches(corpus.training, 10**6, 0, max_sequences=3).epoch(0))
+    (tmp_path / "script.py").write_text(PROCESSES.replace("NUM_STEPS", str(num_steps)))
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command = [sys.executable, *launcher, str(tmp_path / "script.py"), str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -414,7 +423,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
         assert theirs[name] == pytest.approx(ours[name], rel=1e-5)
 
 
-def test_the_weights_begin_as_far_from_zero_as_the_recipe_says(tmp_path):
+def test_initial_weights_have_the_recipes_range(tmp_path):
     recipe = toy_recipe(tmp_path, max_epochs=1, learning_rate=1e-12, initial_range=0.03)
     narrow = run(recipe, tmp_path / "narrow").network
     wide = run(
@@ -426,18 +435,47 @@ def test_the_weights_begin_as_far_from_zero_as_the_recipe_says(tmp_path):
     assert 0.029 < largest < 0.03
 
 
-def test_rounded_products_are_for_the_run_alone(tmp_path):
+def test_fit_does_not_change_the_switch_of_tf32(tmp_path):
     before, during = torch.backends.cuda.matmul.fp32_precision, []
 
     def validate(_model, _examples):
         during.append(torch.backends.cuda.matmul.fp32_precision)
         return 0.5
 
-    for precision, name in (("tf32", "tf32"), ("bf16-mixed", "tf32"), ("32-true", "ieee")):
+    for precision in ("tf32", "bf16-mixed", "32-true"):  # on the CPU the switch means nothing
         recipe = toy_recipe(tmp_path, precision=precision, max_epochs=1)
         run(recipe, tmp_path / precision, validate=validate)
-        assert during.pop() == name
+    assert during == [before] * 3
     assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+@pytest.fixture
+def matmul_precision():
+    """Yield torch.set_float32_matmul_precision; undo it after the test."""
+    before = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
+
+
+def test_tf32_on_a_gpu_must_be_enabled_by_the_caller(matmul_precision):
+    gpu = torch.device("cuda")
+    matmul_precision("highest")
+    with pytest.raises(TrainingError, match=r"precision is tf32, but PyTorch .* full float32"):
+        training._check_precision("tf32", gpu)
+    training._check_precision("32-true", gpu)
+    training._check_precision("bf16-mixed", gpu)
+    training._check_precision("tf32", torch.device("cpu"))
+    matmul_precision("high")
+    training._check_precision("tf32", gpu)
+
+
+def test_the_train_command_enables_tf32_where_the_recipe_asks_for_it(tmp_path, matmul_precision):
+    for precision, expected in (("32-true", "highest"), ("tf32", "high")):
+        matmul_precision("highest")
+        recipe = toy_recipe(tmp_path, precision=precision, max_epochs=1)
+        (tmp_path / "recipe.toml").write_text(recipe_toml(recipe))
+        train(tmp_path / "recipe.toml", run=tmp_path / precision)
+        assert torch.get_float32_matmul_precision() == expected
 
 
 def test_mixed_precision_learns(tmp_path):

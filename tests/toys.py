@@ -1,4 +1,4 @@
-"""Small corpora and recipes that the tests of training share."""
+"""Small corpora and recipes for the tests of training."""
 
 import random
 
@@ -10,7 +10,7 @@ SMALL = {"hidden_size": 24, "prediction_size": 24}
 
 
 def write_toy(path, count=120, seed=0):
-    """A TSV of letters to those letters in capitals; after each, one of two may come."""
+    """Write a TSV of words and the same words in capitals; two letters may follow each letter."""
     draw = random.Random(seed)
     lines = set()
     while len(lines) < count:
@@ -23,7 +23,7 @@ def write_toy(path, count=120, seed=0):
 
 
 def toy_recipe(tmp_path, kind="transducer", **train):
-    """A recipe for the toy corpus: by default three epochs of AdamW in small batches."""
+    """Return a recipe for the toy corpus: by default three epochs of AdamW in small batches."""
     settings = {
         "optimiser": "adamw",
         "learning_rate": 0.02,

@@ -1,8 +1,8 @@
 """The three networks of the paper: the transducer, CTC, and the next-label predictor.
 
-Each answers the same questions, so that training, evaluation and the commands never ask which of
-them they hold: `losses(batch)` for training, `search(batch, options)` for decoding. An `Ensemble`
-of transducers answers them too.
+All have the same methods, so that training, evaluation and the commands work with any of them:
+`losses(batch)` for training, `search(batch, options)` for decoding. An `Ensemble` of transducers
+has them too.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Hypotheses = tuple[Hypothesis, ...]  # of one input, best first
 
 
 class SequenceNetwork(Protocol):
-    """What training, evaluation and the commands ask of a network."""
+    """The methods of a network that training, evaluation and the commands use."""
 
     kind: str  # its name in tables and messages
     reads_input: bool  # whether it has a source: the next-label predictor has none
-    has_timings: bool  # whether its hypotheses can say when a label was emitted
+    has_timings: bool  # whether its hypotheses can have timings
 
     def losses(self, batch: Batch) -> Tensor:
         """Return -ln Pr(y|x) of each sequence in nats, [B]; NaN where the network gives NaN."""
@@ -50,15 +50,20 @@ class SequenceNetwork(Protocol):
         """Return how many rows of f a search holds for each input."""
 
 
+Outputs = tuple[Tensor, ...]  # of a network for a batch, and the labels and lengths beside them
+
+
 class _Trainable(nn.Module):
-    """What the three networks share."""
+    """The base class of the three networks."""
 
     reads_input, has_timings = True, False
 
-    def losses(self, batch: Batch) -> Tensor:
-        """Return -ln Pr(y|x) of each sequence in nats, [B]; NaN where the network gives NaN."""
-        batch = self._directed(batch)
-        return self._log_losses(batch, self._outputs(batch))
+    def losses(self, batch: Batch, outputs: Outputs | None = None) -> Tensor:
+        """Return -ln Pr(y|x) of each sequence in nats, [B]; NaN where the network gives NaN.
+
+        `outputs` are those of the batch, if they were computed already.
+        """
+        raise NotImplementedError
 
     def consistency_losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the mean loss of two views of each sequence and their divergence, both [B].
@@ -67,12 +72,11 @@ class _Trainable(nn.Module):
         which masks and dropout make different. The divergence is the symmetric KL divergence
         between the output distributions of the two.
         """
-        batch = self._directed(batch)
         outputs = self._outputs(batch)
-        losses = self._log_losses(batch, outputs).view(2, -1).mean(0)
+        losses = self.losses(batch, outputs).view(2, -1).mean(0)
         if losses.device.type == "cpu" and not losses.isfinite().all():
             return losses, torch.zeros_like(losses)  # there is nothing to compare
-        return losses, self._divergence(batch, outputs)
+        return losses, self._divergence(outputs)
 
     def can_align(self, example: Example) -> bool:
         """Return whether some alignment of the example exists, so that its loss is finite."""
@@ -82,17 +86,10 @@ class _Trainable(nn.Module):
         """Return how many rows of f a search holds for each input."""
         return 1
 
-    def _directed(self, batch: Batch) -> Batch:
-        """Return the batch in the direction in which the network reads."""
-        return batch
-
-    def _outputs(self, batch: Batch) -> tuple[Tensor, ...]:
+    def _outputs(self, batch: Batch) -> Outputs:
         raise NotImplementedError
 
-    def _log_losses(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
-        raise NotImplementedError
-
-    def _divergence(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
+    def _divergence(self, outputs: Outputs) -> Tensor:
         raise NotImplementedError
 
 
@@ -104,9 +101,9 @@ class Transducer(_Trainable):
     loss = transducer_loss(transcription, prediction, labels, num_vectors, num_labels)
 
     By default the prediction network has one layer as wide as the transcription network in each
-    direction. With `embedding_size`, inputs and labels stand for vectors of that size, on which
-    dropout acts in training. A transducer that reads `backwards` takes every sequence from its end;
-    `losses` and the searches reverse inputs and outputs themselves.
+    direction. With `embedding_size`, inputs and labels have embeddings of that size, to which
+    dropout applies in training. A transducer that reads `backwards` takes every sequence from its
+    end; `losses` and the searches reverse inputs and outputs themselves.
     """
 
     kind, has_timings = "transducer", True
@@ -146,10 +143,19 @@ class Transducer(_Trainable):
         transcription, num_vectors = self.transcription_network(frames, num_frames, backend=backend)
         return transcription, self.prediction_network(labels, backend=backend), num_vectors
 
+    def losses(self, batch: Batch, outputs: Outputs | None = None) -> Tensor:
+        """Return -ln Pr(y|x) of each sequence in nats, [B]; NaN where the network gives NaN."""
+        lattice = outputs or self._outputs(batch)
+        if lattice[0].device.type == "cpu":
+            finite = _finite(lattice[0]) & _finite(lattice[1])
+            if not finite.all():  # NaN, as on a GPU, where `transducer_loss` would raise
+                return torch.where(finite, 0.0, torch.nan)
+        return transducer_loss(*lattice)
+
     def search(
         self, batch: Batch, options: SearchOptions, *, backend: Backend = "auto"
     ) -> list[Hypotheses]:
-        """Search by Algorithm 1; greedily if the width is 1 and nothing else is asked."""
+        """Search by Algorithm 1; by the greedy search if the options ask for nothing more."""
         if options.greedy:
             found = greedy_search(
                 *(self, batch.frames, batch.num_frames, options.max_labels_per_frame),
@@ -160,25 +166,15 @@ class Transducer(_Trainable):
         searched = search_model(self, batch.frames, batch.num_frames, options, backend)
         return [tuple(hypotheses) for hypotheses in searched]
 
-    def _directed(self, batch: Batch) -> Batch:
-        return batch.reversed() if self.backwards else batch
+    def _outputs(self, batch: Batch) -> Outputs:
+        """Return f, g, and the rest of the arguments of `transducer_loss`."""
+        if self.backwards:
+            batch = batch.reversed()
+        f, g, num_vectors = self(batch.frames, batch.num_frames, batch.labels)
+        return f, g, batch.labels, num_vectors, batch.num_labels
 
-    def _outputs(self, batch: Batch) -> tuple[Tensor, ...]:
-        return self(batch.frames, batch.num_frames, batch.labels)  # type: ignore[no-any-return]
-
-    def _log_losses(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
-        transcription, prediction, num_vectors = outputs
-        if transcription.device.type == "cpu":
-            finite = _finite(transcription) & _finite(prediction)
-            if not finite.all():  # NaN, as on a GPU, where `transducer_loss` would raise
-                return torch.where(finite, 0.0, torch.nan)
-        lengths = (num_vectors, batch.num_labels)
-        return transducer_loss(transcription, prediction, batch.labels, *lengths)
-
-    def _divergence(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
-        transcription, prediction, num_vectors = outputs
-        lengths = (num_vectors, batch.num_labels)
-        return lattice_symmetric_kl(transcription, prediction, batch.labels, *lengths)
+    def _divergence(self, outputs: Outputs) -> Tensor:
+        return lattice_symmetric_kl(*outputs)
 
 
 class CTC(_Trainable, TranscriptionNetwork):
@@ -186,10 +182,19 @@ class CTC(_Trainable, TranscriptionNetwork):
 
     kind = "CTC"
 
+    def losses(self, batch: Batch, outputs: Outputs | None = None) -> Tensor:
+        """Return -ln Pr(y|x) of each sequence in nats, [B]: the CTC loss."""
+        transcription, num_vectors = outputs or self._outputs(batch)
+        log_prob = transcription.log_softmax(-1).transpose(0, 1)
+        lengths = (num_vectors, batch.num_labels)
+        return nn.functional.ctc_loss(
+            log_prob, batch.labels, *lengths, blank=NULL, reduction="none"
+        )
+
     def search(
         self, batch: Batch, options: SearchOptions, *, backend: Backend = "auto"
     ) -> list[Hypotheses]:
-        """Take the best path at width 1, else the prefix search; N-best and fusion take a beam."""
+        """Take the best path at width 1, else the prefix search; N-best and fusion use a beam."""
         if options.with_timings:
             raise ValueError("CTC has no timings; ask for the output alone")
         with torch.no_grad(), eval_mode(self):
@@ -210,23 +215,15 @@ class CTC(_Trainable, TranscriptionNetwork):
         ]
 
     def can_align(self, example: Example) -> bool:
-        """Return whether there are frames for the labels and a blank between any two equal ones."""
+        """Return whether the frames suffice for the labels, and a null between equal ones."""
         labels = example.labels
         repeats = int((labels[1:] == labels[:-1]).sum())
         return example.num_vectors(self.pooling) >= len(labels) + repeats
 
-    def _outputs(self, batch: Batch) -> tuple[Tensor, ...]:
+    def _outputs(self, batch: Batch) -> Outputs:
         return self(batch.frames, batch.num_frames)  # type: ignore[no-any-return]
 
-    def _log_losses(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
-        transcription, num_vectors = outputs
-        log_prob = transcription.log_softmax(-1).transpose(0, 1)
-        lengths = (num_vectors, batch.num_labels)
-        return nn.functional.ctc_loss(
-            log_prob, batch.labels, *lengths, blank=NULL, reduction="none"
-        )
-
-    def _divergence(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
+    def _divergence(self, outputs: Outputs) -> Tensor:
         return symmetric_kl(*outputs)
 
 
@@ -235,27 +232,30 @@ class NextLabelPredictor(_Trainable, PredictionNetwork):
 
     kind, reads_input = "prediction", False
 
+    def losses(self, batch: Batch, outputs: Outputs | None = None) -> Tensor:
+        """Return -ln Pr(y) of each sequence in nats, [B]: the cross-entropy of its labels."""
+        prediction, _ = outputs or self._outputs(batch)
+        # Label k is output k - 1, and so padding, which is null, is -1.
+        losses = nn.functional.cross_entropy(
+            prediction.transpose(1, 2), batch.labels - 1, ignore_index=-1, reduction="none"
+        )
+        return losses.sum(1)
+
     def search(
         self, batch: Batch, options: SearchOptions, *, backend: Backend = "auto"
     ) -> list[Hypotheses]:
         """Raise ValueError: without an input there is nothing to search."""
         raise ValueError("a prediction network alone has no input to transcribe")
 
-    def _outputs(self, batch: Batch) -> tuple[Tensor, ...]:
-        return (self(batch.labels)[:, :-1],)  # nothing follows the last label
+    def _outputs(self, batch: Batch) -> Outputs:
+        return self(batch.labels)[:, :-1], batch.num_labels  # nothing follows the last label
 
-    def _log_losses(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
-        # Label k is output k - 1, and so padding, which is null, is -1.
-        losses = nn.functional.cross_entropy(
-            outputs[0].transpose(1, 2), batch.labels - 1, ignore_index=-1, reduction="none"
-        )
-        return losses.sum(1)
-
-    def _divergence(self, batch: Batch, outputs: tuple[Tensor, ...]) -> Tensor:
-        return symmetric_kl(outputs[0], batch.num_labels)
+    def _divergence(self, outputs: Outputs) -> Tensor:
+        return symmetric_kl(*outputs)
 
 
 def _finite(vectors: Tensor) -> Tensor:
+    """Return whether all numbers of each item of [B, ...] are finite, [B]."""
     return vectors.detach().isfinite().flatten(1).all(1)
 
 
@@ -275,7 +275,7 @@ class NetworkConfig:
     prediction_layers: int = 1
     dropout: float = 0.0  # on the outputs of each layer of either network, and on embeddings
     embedding_size: int = 0  # of inputs and labels; 0: one-hot vectors
-    backwards: bool = False  # a transducer that reads and writes every sequence from its end
+    backwards: bool = False  # whether a transducer takes every sequence from its end
 
     def __post_init__(self) -> None:
         sizes = ("hidden_size", "num_layers", "pooling", "prediction_size", "prediction_layers")
@@ -290,7 +290,7 @@ class NetworkConfig:
 def build_network(
     config: NetworkConfig, input_size: int, num_labels: int
 ) -> Transducer | CTC | NextLabelPredictor:
-    """Build the network that a recipe asks for, its weights uniform in [-0.1, 0.1]."""
+    """Build the network of a configuration; draw its weights uniformly from [-0.1, 0.1]."""
     prediction = (config.prediction_size, config.prediction_layers)
     embedded = config.embedding_size
     if config.network == "prediction":

@@ -1,4 +1,4 @@
-"""What a network's inputs and outputs stand for, and how any input becomes an example."""
+"""Signatures: the meaning of a network's inputs and outputs, and examples of any input."""
 
 from __future__ import annotations
 
@@ -28,34 +28,35 @@ from transduce.data.pairs import (
     source_symbols,
 )
 
-# A line of text or the path of a file, symbols, samples [N] or frames [T, D], a corpus's pair.
+# A line of text or the path of a file, symbols, a file of sound or frames, samples [N] or frames
+# [T, D], a corpus's pair, or an example that is ready.
 Source = str | Path | Symbols | Audio | Frames | Tensor | np.ndarray | Pair | Example
-# What happens to a source symbol that the model does not know: an error, or null in its place.
+# A source symbol that the model does not know raises a DataError, or becomes null.
 Unknown = Literal["refuse", "null"]
 
 
 class EmptyInput(DataError):
-    """A text without symbols."""
+    """The error of a text without symbols."""
 
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """What a network's inputs and outputs stand for: its weights mean nothing without it.
+    """The meaning of a network's inputs and outputs, which its weights depend on.
 
-    The source is text if there are `sources`, and sound or frames if there are `statistics`; a
-    prediction network has neither.
+    A network with `sources` reads text; one with `statistics` reads sound or frames; a prediction
+    network has neither.
     """
 
     targets: Alphabet
-    target_notation: Notation  # how targets are written
+    target_notation: Notation  # splits a written target into symbols
     sources: Alphabet | None = None
-    source_notation: Notation | None = None  # how a line of text becomes symbols
-    features: FeatureSettings | None = None  # None if frames came from elsewhere
+    source_notation: Notation | None = None  # splits a line of text into symbols
+    features: FeatureSettings | None = None  # of sound; None: frames computed elsewhere
     statistics: Statistics | None = None  # of the training set's frames
 
     @property
     def input_size(self) -> int:
-        """The numbers in a frame, or the number of source symbols; 0 without a source."""
+        """Return D, the numbers in a frame, or the number of source symbols; 0 without a source."""
         if self.sources is not None:
             return len(self.sources)
         return 0 if self.statistics is None else len(self.statistics.mean)
@@ -71,20 +72,20 @@ class Signature:
         name: str | None = None,
         frames: Tensor | None = None,
     ) -> Example:
-        """Make an example of any input, as the network takes it; raise DataError if it cannot be.
+        """Make an example of any input, in the form that the network takes.
 
-        A model of text takes a line, symbols, or a pair of symbols. A model of sound takes a file
-        (resampled if need be), samples [N] at its own rate, or frames [T, D] that are not yet
-        normalised, also in a .npy file. `frames` are those of a pair whose source was read already.
-        Source symbols that the model lacks are tried in the other case first. The example has
-        labels if `with_labels`, and `name` in error messages.
+        A model of text takes a line, symbols, or a pair of symbols. It tries a symbol that it does
+        not know in the other case first. A model of sound takes a file (resampled if necessary),
+        samples [N] in [-1, 1] at its own rate, or frames [T, D] before normalisation, also in a
+        .npy file. An example is returned as it is. `frames` are the frames of a pair, if they were
+        read already. With `with_labels` the pair's target becomes the labels. `name` names the
+        input in errors and transcripts. Raise a DataError if the input does not fit the model.
         """
         if isinstance(source, Example):
             return source
-        if isinstance(source, np.ndarray):
-            source = torch.from_numpy(source).float()
-        if isinstance(source, Tensor):
-            frames, source = self._frames_of(source), ()
+        if isinstance(source, np.ndarray | Tensor):
+            numbers = torch.as_tensor(source).to("cpu", torch.float32)
+            frames, source = self._frames_of(numbers), ()
         pair = source if isinstance(source, Pair) else self._pair(source, name)
         ids = encode(pair, pair.target, self.targets) if with_labels else []
         labels = torch.tensor(ids, dtype=torch.int64)
@@ -92,12 +93,12 @@ class Signature:
             return Example(pair, self._ids_of(pair, unknown), labels)
         if self.statistics is None:
             if not with_labels:
-                raise DataError("a prediction network takes no source; give it labels")
+                raise pair.origin.error("a prediction network takes no source; give it labels")
             return Example(pair, torch.empty(0, dtype=torch.int64), labels)
         if frames is None:
             frames = FrameReader(self.features, convert=True)(pair)
         if frames.shape[1] != self.input_size:
-            raise DataError(
+            raise pair.origin.error(
                 f"there are {frames.shape[1]} numbers a frame where the model was trained on "
                 f"{self.input_size}; compute them with its settings"
             )
@@ -110,12 +111,12 @@ class Signature:
         unknown: Unknown = "null",
         with_labels: bool = True,
         cache: Path | None = None,  # of features
-        convert: bool = False,  # take sound of another rate or of several channels
+        convert: bool = False,  # resample, and average channels, instead of refusing
         skipped: list[DataError] | None = None,
     ) -> list[Example]:
-        """Make examples of a corpus's pairs; sound is read in several threads.
+        """Make an example of each pair; read sound in several threads.
 
-        Bad pairs raise DataError, or are left out and their errors added to `skipped`.
+        Raise a DataError for a bad pair, or append it to `skipped` and leave the pair out.
         """
         read: Iterable[tuple[Pair, Tensor | None]] = ((pair, None) for pair in pairs)
         if self.statistics is not None:
@@ -130,13 +131,13 @@ class Signature:
         return examples
 
     def unknown_symbols(self, pair: Pair) -> list[str]:
-        """Return the source symbols of a pair that the model does not know, in their order."""
+        """Return the source symbols of a pair, in order, that the model does not know."""
         if self.sources is None or not isinstance(pair.source, tuple):
             return []
         return self.sources.unknown(pair.source)
 
     def _pair(self, source: object, name: str | None) -> Pair:
-        """Make a pair of a line, of symbols, or of a file."""
+        """Make a pair, without a target, of a line, symbols or a file."""
         inside: Symbols | Audio | Frames
         if self.sources is not None:
             if isinstance(source, str) and self.source_notation is not None:
@@ -161,7 +162,7 @@ class Signature:
         return Pair(name, inside, (), Origin(Path(name)))
 
     def _ids_of(self, pair: Pair, unknown: Unknown) -> Tensor:
-        """Return the ids of a pair's source symbols."""
+        """Return the ids [T] of a pair's source symbols."""
         assert self.sources is not None
         symbols = source_symbols(pair)
         if not symbols:
@@ -175,12 +176,15 @@ class Signature:
         return torch.tensor(self.sources.encode_or_null(symbols))
 
     def _frames_of(self, numbers: Tensor) -> Tensor:
-        """Return frames [T, D] of samples [N], or of frames."""
+        """Return the frames [T, D] of samples [N], or frames as they are."""
         if self.sources is not None:
-            raise DataError("the model reads text, not Tensor; give it text")
+            raise DataError("the model reads text, not numbers; give it text")
         if numbers.ndim == 1:
             if self.features is None:
-                raise DataError("the model reads frames that were computed elsewhere, not sound")
+                raise DataError(
+                    "the model reads frames that were computed elsewhere, not sound; give frames "
+                    "[T, D]"
+                )
             computed: Tensor = Features(self.features)(numbers[None])[0][0]
             return computed
         if numbers.ndim != 2:
@@ -191,25 +195,27 @@ class Signature:
 
     @property
     def separator(self) -> str:
-        """The text between two symbols of a written target."""
+        """Return the text between two symbols of a written target."""
         return " " if self.target_notation.split == "spaces" else ""
 
     def text(self, labels: Sequence[int]) -> str:
-        """Write labels as the targets were written."""
+        """Write labels in the notation of the targets."""
         return self.separator.join(self.targets.decode(labels))
 
     def labels_of(self, target: str) -> Tensor:
-        """Return the labels [U] of a written target; raise DataError if a symbol is not known."""
+        """Return the labels [U] of a written target; raise a DataError for an unknown symbol."""
         symbols = self.target_notation.symbols(target)
         if not symbols:
-            raise DataError("the target is empty; write some, or leave it out to have it found")
+            raise DataError("the target is empty; write one, or leave it out to search for it")
         try:
             return torch.tensor(self.targets.encode(symbols))
         except ValueError as error:
-            raise DataError(f"the target has a symbol that is not known: {error}") from None
+            raise DataError(
+                f"the target has a symbol that the model does not know: {error}"
+            ) from None
 
     def difference(self, other: Signature) -> str | None:
-        """Name the first thing in which two signatures differ; None if they are the same."""
+        """Name the first part in which two signatures differ; return None if they are equal."""
         ours, theirs = self._parts(), other._parts()
         return next((name for name in ours if ours[name] != theirs[name]), None)
 

@@ -25,8 +25,8 @@ def check_direction(pretrained: TrainedModel, backwards: bool) -> None:
     if pretrained.config.backwards != backwards:
         ways = {False: "forwards", True: "backwards"}
         raise PretrainingError(
-            f"it goes {ways[not backwards]}, and the network to be trained {ways[backwards]}; give "
-            "one that goes the same way"
+            f"it reads {ways[not backwards]}, and the network to be trained {ways[backwards]}; "
+            "give one that reads in the same direction"
         )
 
 

@@ -1,11 +1,13 @@
-"""Models to call: by name or path, on words and on sound, saved and loaded again."""
+"""Models as functions: loaded by name or path, called on words and sound, saved again."""
 
 import json
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -15,15 +17,15 @@ from safetensors import safe_open
 from test_cli import transduce as command
 
 import transduce
-from transduce import transducer_loss
+from transduce import SearchOptions, transducer_loss
 from transduce.alphabet import Alphabet
-from transduce.architectures import NetworkConfig, build_network
+from transduce.architectures import NetworkConfig, Transducer, build_network
 from transduce.audio.features import FeatureSettings, Statistics
+from transduce.data.batches import Batch
 from transduce.data.pairs import DataError, Notation
-from transduce.model import model as pretrained
+from transduce.model import model as module
 from transduce.model.checkpoint import CheckpointError, TrainedModel, save_model
 from transduce.model.model import Model, load
-from transduce.model.recognition import recognise
 from transduce.model.signature import Signature
 
 LETTERS = Signature(
@@ -41,7 +43,7 @@ SOUND = Signature(
 
 
 def model_of(signature, seed=0, num_steps=0):
-    """A small transducer; with `num_steps` one that has learnt to write letters as capitals."""
+    """Return a small transducer, trained for `num_steps` to write letters as capitals."""
     torch.manual_seed(seed)
     config = NetworkConfig(hidden_size=12, num_layers=2, prediction_size=12)
     network = build_network(config, signature.input_size, len(signature.targets))
@@ -52,7 +54,7 @@ def model_of(signature, seed=0, num_steps=0):
         optimiser.zero_grad()
         transducer_loss(f, g, letters, num_vectors, lengths).mean().backward()
         optimiser.step()
-    return Model(TrainedModel(network.eval(), config, signature))
+    return Model.of(TrainedModel(network.eval(), config, signature))
 
 
 @pytest.fixture(scope="module")
@@ -62,25 +64,24 @@ def pronouncer():
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch, pronouncer):
-    """A folder of models in place of the package's own."""
+    """Put a folder of models in place of the package's own."""
     folder = tmp_path / "models"
     folder.mkdir()
-    monkeypatch.setattr(pretrained, "FOLDER", folder)
+    monkeypatch.setattr(module, "FOLDER", folder)
     for name, model in (("tiny-pronouncer", pronouncer), ("tiny-recogniser", model_of(SOUND))):
-        save_model(model.trained, folder / f"{name}.safetensors", torch.float16)
+        save_model(model, folder / f"{name}.safetensors", torch.float16)
     return folder
 
 
 @pytest.mark.parametrize("dtype, size", [(torch.float32, 4), (torch.float16, 2)])
-def test_a_model_comes_back_from_its_folder(tmp_path, pronouncer, dtype, size):
+def test_a_model_is_the_same_after_saving_and_loading(tmp_path, pronouncer, dtype, size):
     model = pronouncer
     path = model.save_pretrained(tmp_path / "new" / "folder", dtype=dtype)
     found = load(path.parent)
     expected = {
-        name: weights.to(dtype).float()
-        for name, weights in model.trained.network.state_dict().items()
+        name: weights.to(dtype).float() for name, weights in model.network.state_dict().items()
     }
-    weights = found.trained.network.state_dict()
+    weights = found.network.state_dict()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert all(w.dtype == torch.float32 for w in weights.values())
     assert str(load(path)("abba")) == str(found("abba")) == "AA BB BB AA"
@@ -89,10 +90,10 @@ def test_a_model_comes_back_from_its_folder(tmp_path, pronouncer, dtype, size):
     assert [one.name for one in path.parent.iterdir()] == ["model.safetensors"]
 
 
-def test_matrices_in_int8_are_within_half_a_step_of_each_rows_scale(tmp_path, pronouncer):
+def test_int8_matrices_are_within_half_a_step_of_each_rows_scale(tmp_path, pronouncer):
     path = pronouncer.save_pretrained(tmp_path, dtype=torch.int8)
-    found = load(path).trained.network.state_dict()
-    for name, weights in pronouncer.trained.network.state_dict().items():
+    found = load(path).network.state_dict()
+    for name, weights in pronouncer.network.state_dict().items():
         if name.endswith(("weight", "weights")):
             bound = weights.abs().amax(-1, keepdim=True) / 254 + 1e-7
             assert ((found[name] - weights).abs() <= bound).all()
@@ -108,14 +109,14 @@ def test_matrices_in_int8_are_within_half_a_step_of_each_rows_scale(tmp_path, pr
 def test_statistics_keep_their_precision_in_a_half_precision_file(tmp_path):
     signature = replace(SOUND, statistics=Statistics(torch.full((26,), 1 / 3), torch.ones(26)))
     model_of(signature).save_pretrained(tmp_path, dtype=torch.float16)
-    statistics = load(tmp_path).trained.signature.statistics
+    statistics = load(tmp_path).signature.statistics
     assert torch.equal(statistics.mean, torch.full((26,), 1 / 3))
 
 
-def test_weights_too_large_for_a_type_are_not_written(tmp_path):
+def test_weights_too_large_for_a_dtype_are_not_written(tmp_path):
     model = model_of(LETTERS)
     with torch.no_grad():
-        model.trained.network.prediction_network.output.bias[0] = 1e6
+        model.network.prediction_network.output.bias[0] = 1e6
     with pytest.raises(ValueError, match=r"prediction_network.output.bias.*too large for"):
         model.save_pretrained(tmp_path / "a", dtype=torch.float16)
     assert list((tmp_path / "a").iterdir()) == []
@@ -130,38 +131,38 @@ def test_a_model_that_ships_is_loaded_by_its_name(shipped):
     assert repr(model).startswith("Model(transducer: 4 symbols to 3 symbols, ")
 
 
-def test_an_unknown_name_is_told_the_names_there_are(shipped):
+def test_the_error_of_an_unknown_name_lists_the_names(shipped):
     with pytest.raises(CheckpointError) as error:
         load("tiny-pronounser")
     assert "'tiny-pronounser'" in str(error.value) and "\n" not in str(error.value)
     assert "tiny-pronouncer, tiny-recogniser" in str(error.value)
 
 
-def test_a_name_is_not_a_way_out_of_the_folder(shipped, tmp_path, monkeypatch):
+def test_a_name_cannot_leave_the_folder(shipped, tmp_path, monkeypatch):
     model_of(LETTERS).save_pretrained(tmp_path)  # tmp_path/model.safetensors
     monkeypatch.chdir(shipped)
     with pytest.raises(CheckpointError, match="models that ship"):
         load("../../nowhere/model")
 
 
-def test_nothing_but_safetensors_is_read(tmp_path):
+def test_a_pickle_is_not_read(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(CheckpointError, match="cannot be read"):
         load(tmp_path)
 
 
-def test_several_models_are_an_ensemble_which_has_no_file(tmp_path):
+def test_several_models_make_an_ensemble_which_cannot_be_saved(tmp_path):
     paths = [
         model_of(LETTERS, seed=seed).save_pretrained(tmp_path / str(seed)) for seed in range(2)
     ]
     both = load(*paths)
-    assert len(both.trained.network.members) == 2
+    assert len(both.network.members) == 2
     assert str(both("abba")) == str(both(["abba"])[0]) and len(both("ab", n_best=2).hypotheses) == 2
     with pytest.raises(ValueError, match="save its members"):
         both.save_pretrained(tmp_path / "both")
 
 
-def test_a_list_of_words_gives_a_list_in_its_order(pronouncer):
+def test_a_list_of_words_gives_a_list_in_the_same_order(pronouncer):
     model = pronouncer
     words = ["abba", "a", "sabsab", "bs", "a"]
     assert [str(one) for one in model(words)] == [str(model(word)) for word in words]
@@ -170,12 +171,12 @@ def test_a_list_of_words_gives_a_list_in_its_order(pronouncer):
     assert model([]) == []
 
 
-def test_letters_are_met_half_way(pronouncer):
+def test_letters_are_tried_in_the_other_case_and_unknown_ones_named(pronouncer):
     model = pronouncer
     assert str(model("ABBA\N{RIGHT SINGLE QUOTATION MARK}S")) == str(model("abba's"))
     assert str(model(("a", "b"))) == str(model("ab"))
-    capitals = replace(model.trained.signature, sources=Alphabet("ABS'"))
-    shouting = Model(replace(model.trained, signature=capitals))
+    capitals = replace(model.signature, sources=Alphabet("ABS'"))
+    shouting = replace(model, signature=capitals)
     assert str(shouting("abba's")) == str(model("abba's"))
     with pytest.raises(DataError, match="'ß' is no symbol that the model knows; it knows ' a b s"):
         model("baß")
@@ -183,7 +184,7 @@ def test_letters_are_met_half_way(pronouncer):
         model("  ")
 
 
-def test_the_best_are_sorted_and_print_with_their_probabilities(pronouncer):
+def test_n_best_hypotheses_are_sorted_and_print_with_their_probabilities(pronouncer):
     found = pronouncer("abs", n_best=3, beam_width=10)
     assert len(found.hypotheses) == 3
     scores = [h.score for h in found.hypotheses]
@@ -192,15 +193,15 @@ def test_the_best_are_sorted_and_print_with_their_probabilities(pronouncer):
 
 
 def test_the_reference_search_finds_the_same(pronouncer):
-    model, words = pronouncer, ["abba", "s", "ba"]
-    examples = [model.example(word) for word in words]
-    plain = recognise(model.trained, examples, beam_width=5, n_best=2, backend="reference")
-    for ours, theirs in zip(plain, model(words, n_best=2, beam_width=5), strict=True):
+    model, asked = pronouncer, ["abba", "s", "ba"]
+    batch = Batch.of([model.signature.example(word, unknown="refuse") for word in asked])
+    plain = model.network.search(batch, SearchOptions(5, n_best=2), backend="reference")
+    for ours, theirs in zip(plain, model(asked, n_best=2, beam_width=5), strict=True):
         assert [h.labels for h in ours] == [h.labels for h in theirs.hypotheses]
         assert ours[0].log_prob == pytest.approx(theirs.hypotheses[0].log_prob, abs=1e-4)
 
 
-def test_a_file_its_samples_and_its_frames_sound_alike(tmp_path):
+def test_a_file_and_its_samples_give_the_same_output(tmp_path):
     model = model_of(SOUND)
     samples = np.random.default_rng(0).normal(0, 0.1, 8000).astype(np.float32)
     soundfile.write(tmp_path / "a.wav", samples, 16000, subtype="FLOAT")
@@ -223,18 +224,166 @@ def test_another_sample_rate_and_a_second_channel_are_converted(tmp_path):
     times = np.arange(16_000) / 16_000
     wave = 0.3 * np.sin(2 * np.pi * 440 * times) * np.sin(2 * np.pi * 3 * times)
     soundfile.write(tmp_path / "plain.wav", wave, 16_000, "FLOAT")
-    stereo, plain = (model.example(tmp_path / name) for name in ("stereo.wav", "plain.wav"))
+    files = (tmp_path / name for name in ("stereo.wav", "plain.wav"))
+    stereo, plain = (model.signature.example(file) for file in files)
     assert stereo.num_frames == plain.num_frames == 98
-    # The energy, which all of the sound goes into, is the first coefficient.
+    # The first coefficient is the energy of the whole spectrum.
     torch.testing.assert_close(stereo.frames[5:-5, 0], plain.frames[5:-5, 0], atol=1e-3, rtol=0)
     soundfile.write(tmp_path / "odd.wav", wave, 44_101)
     with pytest.raises(DataError, match=r"odd.wav: 44101 and 16000 .* convert it with `sox"):
         model(tmp_path / "odd.wav")
 
 
+# --- Streams of inputs --------------------------------------------------------------------------
+
+GREEDY, BEAM = SearchOptions(with_timings=False), SearchOptions(4, n_best=2, with_timings=False)
+
+
+class Drawn:
+    """An iterator over inputs that counts how many have been drawn."""
+
+    def __init__(self, sources):
+        self.sources, self.count = iter(sources), 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        source = next(self.sources)
+        self.count += 1
+        return source
+
+
+def words(count):
+    letters = "abs"
+    return ["".join(letters[(n // 3**i) % 3] for i in range(1 + n % 5)) for n in range(count)]
+
+
+def test_transcribe_holds_a_bounded_number_of_inputs(pronouncer):
+    sources = Drawn(words(40))
+    for number, found in enumerate(pronouncer.transcribe(sources, GREEDY, at_once=8)):
+        assert found.name == words(40)[number]
+        assert sources.count == 8 * (number // 8 + 1)
+    assert number == 39
+
+
+def test_transcribe_takes_few_inputs_first_and_more_later(pronouncer, monkeypatch):
+    monkeypatch.setattr(module, "FIRST_INPUTS", 2)
+    sources = Drawn(words(30))
+    drawn = [sources.count for _ in pronouncer.transcribe(sources, GREEDY, at_once=8)]
+    assert drawn == [2] * 2 + [6] * 4 + [14] * 8 + [22] * 8 + [30] * 8
+
+
+def test_transcribe_holds_a_bounded_number_of_frames(pronouncer, monkeypatch):
+    monkeypatch.setattr(module, "MOST_FRAMES", 10)
+    sources = Drawn(["abbas"] * 9)
+    drawn = [sources.count for _ in pronouncer.transcribe(sources, GREEDY)]
+    assert drawn == [2, 2, 4, 4, 6, 6, 8, 8, 9]
+
+
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")  # the model is not trained
+def test_transcribe_reads_a_bounded_number_of_sounds_ahead(set_num_threads):
+    set_num_threads(1)
+    model = model_of(SOUND)
+    generator = torch.Generator().manual_seed(0)
+    sounds = [0.1 * torch.randn(1000 + 100 * n, generator=generator) for n in range(30)]
+    sources, expected = Drawn(sounds), [model(sound).hypotheses[0].labels for sound in sounds]
+    found = []
+    for number, one in enumerate(model.transcribe(sources, GREEDY, at_once=4)):
+        found.append(one.hypotheses[0].labels)
+        # A thread reads two inputs ahead, and one more as each result is taken.
+        assert sources.count <= 4 * (number // 4 + 1) + 2
+    assert found == expected
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+def test_transcribe_yields_errors_in_the_place_of_bad_inputs(pronouncer, at_once):
+    sources = ["ab", "", "baß", "s", torch.zeros(3), "a"]
+    found = list(pronouncer.transcribe(sources, BEAM, at_once=at_once))
+    kinds = [isinstance(one, DataError) for one in found]
+    assert kinds == [False, True, True, False, True, False]
+    assert [str(one) for one in found if not isinstance(one, DataError)] == [
+        str(pronouncer(word, beam_width=4, n_best=2)) for word in ("ab", "s", "a")
+    ]
+    assert "nothing to read" in str(found[1]) and "'ß'" in str(found[2])
+    [lenient] = pronouncer.transcribe(["baß"], GREEDY, unknown="null")
+    assert lenient.name == "baß" and lenient.symbols
+
+
+# --- Threads and backends -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["eager", "cpu"])
+@pytest.mark.parametrize("options", [{}, {"beam_width": 4, "n_best": 3}], ids=["greedy", "beam"])
+def test_a_model_called_from_many_threads_gives_its_output_alone(
+    pronouncer, monkeypatch, backend, options
+):
+    if backend == "cpu":
+        monkeypatch.setattr(module, "SMALL_GREEDY", 0)
+        monkeypatch.setattr(module, "SMALL_BEAM", 0)
+    inputs = [words(60)[n::8] for n in range(8)]
+    expected = [pronouncer(some, **options) for some in inputs]
+    barrier = Barrier(8)
+
+    def call(some):
+        barrier.wait()
+        return [pronouncer(some, **options) for _ in range(3)]
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(call, inputs))
+    for alone, repeated in zip(expected, found, strict=True):
+        for one in repeated:
+            assert [t.hypotheses for t in one] == [t.hypotheses for t in alone]
+            assert [t.name for t in one] == [t.name for t in alone]
+
+
+def backends_of(monkeypatch):
+    """Record the backend of every search of a transducer."""
+    original, backends = Transducer.search, []
+
+    def recorded(network, batch, options, *, backend="auto"):
+        backends.append(backend)
+        return original(network, batch, options, backend=backend)
+
+    monkeypatch.setattr(Transducer, "search", recorded)
+    return backends
+
+
+@pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])
+def test_small_inputs_are_searched_by_the_eager_backend_with_the_output_of_cpu(
+    pronouncer, monkeypatch, options
+):
+    backends = backends_of(monkeypatch)
+    examples = [pronouncer.signature.example(word) for word in words(20)]
+    eager = module.search_examples(pronouncer, examples, options)
+    assert set(backends) == {"eager"}
+    compiled = pronouncer.network.search(Batch.of(examples), options, backend="cpu")
+    for ours, theirs in zip(eager, compiled, strict=True):
+        assert [h.labels for h in ours] == [h.labels for h in theirs]
+        assert [h.log_prob for h in ours] == pytest.approx([h.log_prob for h in theirs], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options, small", [(GREEDY, "SMALL_GREEDY"), (BEAM, "SMALL_BEAM")], ids=["greedy", "beam"]
+)
+def test_larger_inputs_and_timings_are_left_to_the_fastest_backend(
+    pronouncer, monkeypatch, options, small
+):
+    backends = backends_of(monkeypatch)
+    examples = [pronouncer.signature.example(word) for word in words(20)]
+    monkeypatch.setattr(module, small, sum(example.num_frames for example in examples))
+    module.search_examples(pronouncer, examples, options)
+    module.search_examples(pronouncer, examples[1:], options)
+    module.search_examples(pronouncer, examples[1:], replace(options, with_timings=True))
+    assert backends == ["auto", "eager", "auto"]
+
+
+# --- Commands -----------------------------------------------------------------------------------
+
+
 @pytest.fixture
 def sounds(tmp_path, shipped):
-    """Two sounds, and models that ship, one of which hears."""
+    """Write two sound files; one of the models that ship takes sound."""
     for name in "ab":
         wave = np.random.default_rng(ord(name)).normal(0, 0.1, 8000)
         soundfile.write(tmp_path / f"{name}.wav", wave, 16_000)
@@ -245,7 +394,7 @@ RECOGNISER = ("--model", "tiny-recogniser")
 
 
 @pytest.mark.filterwarnings("ignore:max_labels_per_frame")
-def test_what_cannot_be_heard_does_not_keep_the_rest_from_being_written(sounds):
+def test_a_missing_sound_does_not_stop_the_others(sounds):
     options = ("--beam-width", 2, "--format", "json", "--output", "out", *RECOGNISER)
     done = command("recognize", "a.wav", "nothing.wav", "b.wav", *options, folder=sounds)
     assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1
@@ -253,7 +402,7 @@ def test_what_cannot_be_heard_does_not_keep_the_rest_from_being_written(sounds):
     assert sorted(path.name for path in (sounds / "out").iterdir()) == ["a.json", "b.json"]
 
 
-def test_a_model_that_ships_has_no_data_whatever_lies_around(shipped, tmp_path):
+def test_a_model_that_ships_ignores_a_config_in_the_working_folder(shipped, tmp_path):
     (tmp_path / "config.toml").write_text("[data]\ntraining = 'of another run.jsonl'\n")
     done = command("evaluate", "tiny-pronouncer", folder=tmp_path)
     assert done.returncode == 1
@@ -261,13 +410,13 @@ def test_a_model_that_ships_has_no_data_whatever_lies_around(shipped, tmp_path):
 
 
 @pytest.mark.parametrize("option, number", [("--beam-width", -1), ("--n-best", 0)])
-def test_a_search_has_a_width(shipped, tmp_path, option, number):
+def test_search_widths_below_one_are_refused(shipped, tmp_path, option, number):
     done = command("phonemize", "a", option, number, "--model", "tiny-pronouncer", folder=tmp_path)
     assert done.returncode == 1
     assert f"{option} must be at least 1, not {number}" in done.stderr
 
 
-@pytest.mark.filterwarnings("ignore:max_labels_per_frame")  # of what was never trained
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")  # the model is not trained
 def test_phones_are_printed_with_their_times(sounds):
     done = command("recognize", "a.wav", "--beam-width", 2, *RECOGNISER, folder=sounds)
     assert done.returncode == 0, done.stderr
@@ -300,35 +449,35 @@ def test_phones_become_json_and_textgrids(sounds):
         (("phonemize", "ab"), "'english-pronouncer'; the models that ship are tiny-pronouncer"),
     ],
 )
-def test_the_commands_say_what_they_cannot_use(sounds, arguments, said):
+def test_the_commands_name_inputs_that_they_cannot_use(sounds, arguments, said):
     done = command(*arguments, folder=sounds)
     assert done.returncode == 1 and said in done.stderr and done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_every_model_that_ships_has_a_card_and_is_small_and_whole():
-    names = pretrained.model_names()
+def test_every_model_that_ships_has_a_card_and_loads_and_is_small():
+    names = module.model_names()
     if not names:
-        pytest.skip(f"there are no models in {pretrained.FOLDER}")
+        pytest.skip(f"there are no models in {module.FOLDER}")
     for name in names:
-        path = pretrained.FOLDER / f"{name}.safetensors"
+        path = module.FOLDER / f"{name}.safetensors"
         assert path.with_suffix(".md").read_text().strip(), f"{name} has no card"
         with safe_open(path, "pt") as file:
             types = {file.get_tensor(key).dtype for key in file.keys() if "network." in key}  # noqa: SIM118
         assert torch.int8 in types
-        assert load(name).trained.network is not None
-    sizes = [(pretrained.FOLDER / f"{name}.safetensors").stat().st_size for name in names]
+        assert load(name).network is not None
+    sizes = [(module.FOLDER / f"{name}.safetensors").stat().st_size for name in names]
     assert sum(sizes) < 12e6
 
 
-def test_the_pronouncer_pronounces():
-    if "english-pronouncer" not in pretrained.model_names():
+def test_the_pronouncer_pronounces_a_word():
+    if "english-pronouncer" not in module.model_names():
         pytest.skip("there is no english-pronouncer")
     assert str(load("english-pronouncer")("transducer")) == "T R AE N S D UW S ER"
 
 
-def test_loading_needs_no_compiler():
-    """A word is pronounced without Numba, whose kernels take up to minutes to compile."""
+def test_a_word_is_pronounced_without_numba():
+    """Numba takes up to minutes to compile its kernels; a word must not wait for them."""
     code = """
 import sys, tempfile, warnings
 sys.path.insert(0, "tests")
@@ -337,13 +486,13 @@ class Blocker:
         if name.split(".")[0] in ("numba", "llvmlite"):
             raise ImportError(name)
 sys.meta_path.insert(0, Blocker())
-from test_pretrained import LETTERS, model_of
+from test_model import LETTERS, model_of
 import transduce
 with tempfile.TemporaryDirectory() as folder:
     model_of(LETTERS).save_pretrained(folder)
     model = transduce.load(folder)
     assert len(model("abba", n_best=3, beam_width=5).hypotheses) == 3
-    with warnings.catch_warnings(action="ignore"):  # of what was never trained
+    with warnings.catch_warnings(action="ignore"):  # the model is not trained
         model("abba")
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)

@@ -1,0 +1,138 @@
+"""The losses and searches of the three networks, against their definitions."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from transduce import SearchOptions, transducer_loss
+from transduce.architectures import NetworkConfig, build_network
+from transduce.data.batches import Batch, Example
+from transduce.data.pairs import Origin, Pair
+from transduce.lattice.consistency import lattice_symmetric_kl, symmetric_kl
+
+KINDS = ["transducer", "ctc", "prediction"]
+
+
+def example(frames, labels):
+    pair = Pair("a", (), (), Origin(Path("a.tsv"), 1))
+    return Example(pair, torch.tensor(frames), torch.tensor(labels))
+
+
+EXAMPLES = [example([1, 2, 3, 1, 2], [2, 1, 1]), example([3, 3], [2])]
+BATCH = Batch.of(EXAMPLES)
+
+
+def network_of(kind, **sizes):
+    return build_network(NetworkConfig(kind, hidden_size=4, prediction_size=4, **sizes), 3, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sequences_loss_does_not_depend_on_the_rest_of_the_batch(kind):
+    network = network_of(kind)
+    both = network.losses(BATCH)
+    alone = [network.losses(Batch.of([one])) for one in EXAMPLES]
+    assert both.shape == (2,)
+    torch.testing.assert_close(both, torch.cat(alone))
+
+
+def test_the_transducers_loss_is_the_transducer_loss_of_its_two_networks():
+    network = network_of("transducer")
+    f, num_frames = network.transcription_network(BATCH.frames, BATCH.num_frames)
+    g = network.prediction_network(BATCH.labels)
+    expected = transducer_loss(f, g, BATCH.labels, num_frames, BATCH.num_labels)
+    assert torch.equal(network.losses(BATCH), expected)
+
+
+def test_the_ctc_loss_sums_over_all_paths():
+    network = network_of("ctc")
+    log_prob = network(torch.tensor([[3, 3]]))[0][0].log_softmax(-1)
+    paths = [(0, 2), (2, 0), (2, 2)]
+    total = torch.stack([log_prob[0, a] + log_prob[1, b] for a, b in paths]).logsumexp(0)
+    torch.testing.assert_close(network.losses(BATCH)[1], -total)
+
+
+def test_the_next_label_predictors_loss_sums_over_its_labels():
+    network = network_of("prediction")
+    log_prob = network(torch.tensor([[2, 1, 1]]))[0].log_softmax(-1)
+    total = log_prob[0, 1] + log_prob[1, 0] + log_prob[2, 0]
+    torch.testing.assert_close(network.losses(BATCH)[0], -total)
+
+
+@pytest.mark.parametrize("labels", [[1], [1, 2], [1, 1], [1, 1, 1, 2], [2, 1, 2]])
+@pytest.mark.parametrize("pooling", [1, 2])
+def test_ctc_can_align_exactly_the_examples_with_a_finite_loss(labels, pooling):
+    network = network_of("ctc", pooling=pooling)
+    for num_frames in range(1, 14):
+        one = example([1] * num_frames, labels)
+        loss = network.losses(Batch.of([one]))
+        assert network.can_align(one) == bool(loss.isfinite().all())
+
+
+@pytest.mark.parametrize("kind", ["transducer", "prediction"])
+def test_the_other_networks_can_align_everything(kind):
+    one = example([1], [1, 1, 2, 2])
+    network = network_of(kind, pooling=2)
+    assert network.can_align(one) and network.losses(Batch.of([one])).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_with_nan_weights_has_nan_losses(kind):
+    network = network_of(kind)
+    with torch.no_grad():
+        for weights in network.parameters():
+            weights.fill_(torch.nan)
+    assert network.losses(BATCH).isnan().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_views_have_their_mean_loss_and_their_divergence(kind):
+    network = network_of(kind, dropout=0.5)
+    views = BATCH.repeat(2)
+    torch.manual_seed(0)
+    losses, divergence = network.consistency_losses(views)
+    torch.manual_seed(0)
+    one, other = network.losses(views).chunk(2)
+    torch.testing.assert_close(losses, (one + other) / 2)
+    torch.manual_seed(0)
+    if kind == "transducer":
+        f, g, num_frames = network(views.frames, views.num_frames, views.labels)
+        expected = lattice_symmetric_kl(f, g, views.labels, num_frames, views.num_labels)
+    elif kind == "ctc":
+        expected = symmetric_kl(*network(views.frames, views.num_frames))
+    else:
+        expected = symmetric_kl(network(views.labels), views.num_labels)
+    torch.testing.assert_close(divergence, expected)
+    assert (divergence > 0).all()
+    network.eval()
+    losses, divergence = network.consistency_losses(views)
+    torch.testing.assert_close(losses, network.losses(BATCH))
+    torch.testing.assert_close(divergence, torch.zeros(2))
+
+
+def test_two_views_with_nan_outputs_have_nan_losses_and_no_divergence():
+    network = network_of("transducer")
+    with torch.no_grad():
+        network.prediction_network.output.bias[1] = torch.nan
+    losses, divergence = network.consistency_losses(BATCH.repeat(2))
+    assert losses.isnan().all()
+    assert not divergence.any()
+
+
+def test_the_networks_say_what_they_read_and_whether_they_have_timings():
+    networks = [network_of(kind) for kind in KINDS]
+    assert [network.kind for network in networks] == ["transducer", "CTC", "prediction"]
+    assert [network.reads_input for network in networks] == [True, True, False]
+    assert [network.has_timings for network in networks] == [True, False, False]
+
+
+def test_only_the_transducer_finds_timings_and_a_predictor_finds_nothing():
+    transducer, ctc, predictor = (network_of(kind) for kind in KINDS)
+    with torch.no_grad():
+        transducer.prediction_network.output.bias[0] += 3  # outputs are short
+    [found, _] = transducer.search(BATCH, SearchOptions(2))
+    assert len(found[0].timings) == len(found[0].labels)
+    with pytest.raises(ValueError, match="CTC has no timings"):
+        ctc.search(BATCH, SearchOptions(2))
+    with pytest.raises(ValueError, match="has no input to transcribe"):
+        predictor.search(BATCH, SearchOptions(1, with_timings=False))
