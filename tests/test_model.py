@@ -371,11 +371,13 @@ def test_larger_inputs_and_timings_are_left_to_the_fastest_backend(
 ):
     backends = backends_of(monkeypatch)
     examples = [pronouncer.signature.example(word) for word in words(20)]
-    monkeypatch.setattr(module, small, sum(example.num_frames for example in examples))
+    monkeypatch.setattr(module, small, sum(example.num_frames for example in examples) - 1)
     module.search_examples(pronouncer, examples, options)
     module.search_examples(pronouncer, examples[1:], options)
     module.search_examples(pronouncer, examples[1:], replace(options, with_timings=True))
-    assert backends == ["auto", "eager", "auto"]
+    monkeypatch.setattr(module, "SHORT", max(example.num_frames for example in examples[1:]) - 1)
+    module.search_examples(pronouncer, examples[1:], options)
+    assert backends == ["auto", "eager", "auto", "auto"]
 
 
 # --- Commands -----------------------------------------------------------------------------------
