@@ -1,9 +1,9 @@
-"""One training step of the paper's transducer: both networks, the loss, back, the momentum update;
-and where the time goes in its online training, which adds noise to the weights.
+"""Time one training step of the paper's transducer, and the parts of an online step.
 
-128 LSTM units in each direction and in the prediction network, 26 inputs, 39 labels, T 304, U 40.
-On a GPU also as one CUDA graph, which is how to train where the lengths repeat. Run it as
-`python benchmarks/step.py`.
+A step is both networks, the loss, the backward pass and the momentum update; online training adds
+noise to the weights. The networks have 128 LSTM units in each direction and in the prediction
+network, 26 inputs and 39 labels; T is 304 and U 40. On a GPU the step is also timed as one CUDA
+graph, which suits training on batches whose lengths repeat. Run it as `python benchmarks/step.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T, U, INPUTS, LABELS = 304, 40, 26, 39
 
 
 def problem(B: int) -> tuple[Transducer, torch.optim.SGD, tuple[Tensor, Tensor, Tensor], Tensor]:
-    """The model, its optimiser, what it takes, and the numbers of labels."""
+    """Return the model, its optimiser, its inputs, and the numbers of labels."""
     model = Transducer(INPUTS, LABELS).to(DEVICE)
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     frames = torch.randn(B, T, INPUTS, device=DEVICE)
@@ -32,6 +32,7 @@ def problem(B: int) -> tuple[Transducer, torch.optim.SGD, tuple[Tensor, Tensor, 
 
 
 def step(B: int) -> Callable[[], object]:
+    """Return a function that runs one training step on B utterances."""
     model, optimiser, inputs, num_labels = problem(B)
 
     def call() -> None:
@@ -45,7 +46,7 @@ def step(B: int) -> Callable[[], object]:
 
 
 def parts() -> dict[str, Callable[[], object]]:
-    """Of an online step, each by itself."""
+    """Return a function for each part of an online step."""
     model, optimiser, inputs, num_labels = problem(1)
     _, num_frames, labels = inputs
     weights, generator = list(model.parameters()), torch.Generator(DEVICE)
@@ -73,9 +74,9 @@ def parts() -> dict[str, Callable[[], object]]:
 
     networks()
     return {
-        "noise on the weights, and off again": noise,
-        "both networks, there": lambda: model(*inputs),
-        "both networks, there and back": networks,
+        "add noise to the weights and remove it": noise,
+        "both networks, forward": lambda: model(*inputs),
+        "both networks, forward and backward": networks,
         "the loss and its gradients": lambda: torch.autograd.grad(losses(f, g), (f, g)),
         "the update": lambda: optimiser.step(),
         "the whole step": whole,
@@ -95,7 +96,7 @@ def main() -> None:
     show(f"T {T}, U {U}, float32", ["batch", "contender", "ms", "MiB"], rows)
     times = medians(parts(), seconds=10)
     show(
-        "where the time goes, B 1, with noise on the weights",
+        "parts of an online step, B 1, with noise on the weights",
         ["part", "ms"],
         [[name, f"{ms:.2f}"] for name, ms in times.items()],
     )

@@ -39,6 +39,7 @@ from transduce import (
     transducer_loss,
 )
 from transduce.lattice.consistency import lattice_disagreement
+from transduce.lstm.operators import lstm_layer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -365,6 +366,15 @@ def test_the_lstm_is_the_same_from_run_to_run_and_on_any_stream():
     first = results("cuda", torch.float32, *arguments)
     with torch.cuda.stream(torch.cuda.Stream()):
         assert_same_results(results("cuda", torch.float32, *arguments), first)
+
+
+@pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
+def test_the_lstm_operator_is_registered_as_it_behaves(ids):
+    model, x, lengths, state, _ = problem(3, 4, 5, 6, 1, True, None, ids)
+    tensors = [t.detach().float().cuda() for t in (*model.layers[0].weights(), *state)]
+    tensors = [t.requires_grad_() for t in tensors]
+    x = x.cuda() if ids else x.float().cuda().requires_grad_()
+    torch.library.opcheck(lstm_layer, (x, lengths.cuda(), *tensors, "cuda", True))
 
 
 def test_autocast_does_not_touch_the_lstm():
