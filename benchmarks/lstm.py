@@ -1,7 +1,7 @@
-"""The peephole LSTM beside torch.nn.LSTM, which has no peepholes: on a GPU, cuDNN's.
+"""Time the peephole LSTM beside torch.nn.LSTM, which has no peepholes (on a GPU it is cuDNN's).
 
-Bidirectional, as in the paper's experiment: 26 inputs, 128 units in each direction, T 304; on a GPU
-larger ones too. Run it as `python benchmarks/lstm.py`.
+The layer is the paper's: bidirectional, 26 inputs, 128 units in each direction, T 304; on a GPU
+there are larger ones too. Run it as `python benchmarks/lstm.py`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,21 @@ class Reference(PeepholeLSTM):
     forward = partialmethod(PeepholeLSTM.forward, backend="reference")
 
 
+class Eager(PeepholeLSTM):
+    """A PeepholeLSTM whose calls use the backend "eager"."""
+
+    forward = partialmethod(PeepholeLSTM.forward, backend="eager")
+
+
 def forward(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
+    """Return a function that runs the model without gradients."""
     return torch.no_grad()(lambda: model(x))
 
 
 def forward_and_backward(
     model: nn.Module, x: torch.Tensor, upstream: torch.Tensor
 ) -> Callable[[], object]:
+    """Return a function that runs the model and computes the gradients of its weights."""
     weights = list(model.parameters())
     return lambda: torch.autograd.grad(model(x)[0], weights, upstream)
 
@@ -46,6 +54,7 @@ def main() -> None:
             "nn.LSTM, no peepholes": nn.LSTM(inputs, H, bidirectional=True, batch_first=True),
         }
         if T * B < 10_000:
+            models["PeepholeLSTM, eager"] = Eager(inputs, H, bidirectional=True)
             models["PeepholeLSTM, reference"] = Reference(inputs, H, bidirectional=True)
         x = torch.randn(B, T, inputs, device=DEVICE)
         upstream = torch.randn(B, T, 2 * H, device=DEVICE)

@@ -1,4 +1,4 @@
-"""LSTMs to test with: random problems, all that comes of one call, and how exact is enough."""
+"""Shared by the LSTM tests: random problems, the results of a call, the tolerance."""
 
 from copy import deepcopy
 
@@ -30,10 +30,10 @@ SHAPES = {
 
 
 def problem(B, N, I, H, layers=1, both=False, lengths=None, ids=False, seed=0):  # noqa: E741
-    """A float64 model whose gates are neither shut nor open, and all that goes into a call.
+    """Return a float64 model whose gates are half open, and the arguments of one call.
 
-    Its states do not grow and the gradients are as of a mean over the batch, so that rounding
-    errors are those of the arithmetic, not of a chaotic sequence that multiplies them.
+    The states do not grow, and the gradients have the size of those of a mean over the batch, so
+    that errors come from rounding, not from chaotic dynamics that amplify them.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -54,7 +54,7 @@ def problem(B, N, I, H, layers=1, both=False, lengths=None, ids=False, seed=0): 
 
 
 def results(backend, dtype, model, x, lengths, state, upstream):
-    """The values of one call and all its gradients, by name."""
+    """Return the results of one call and all gradients, by name."""
     device = DEVICES.get(backend, "cpu")
     model = deepcopy(model).to(device, dtype)
     x, h0, s0 = (
@@ -72,11 +72,12 @@ def results(backend, dtype, model, x, lengths, state, upstream):
 
 
 def errors(found, exact):
+    """Return the largest absolute error of each result."""
     return {name: float((found[name].double() - exact[name]).abs().max()) for name in exact}
 
 
 def assert_as_exact_as_the_reference(backend, *arguments):
-    """The tolerance rule: at most twice the float32 reference's error, plus 1e-6."""
+    """Assert that no error exceeds twice that of the float32 reference, plus 1e-6."""
     exact = results("reference", torch.float64, *arguments)
     allowed = errors(results("reference", torch.float32, *arguments), exact)
     made = errors(results(backend, torch.float32, *arguments), exact)

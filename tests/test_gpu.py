@@ -44,11 +44,13 @@ from transduce.kernels.nvrtc import full_float32_matmul
 from transduce.lattice.consistency import lattice_symmetric_kl
 from transduce.lattice.loss import lattice_loss
 from transduce.lattice.operators import additive_loss, arrow_loss, joint_loss
+from transduce.lstm.operators import lstm_layer
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here"),
     pytest.mark.usefixtures("empty_is_nan"),
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # PyTorch's, in inductor
 ]
 
 # --- The losses ---------------------------------------------------------------------------------
@@ -485,6 +487,15 @@ def test_the_lstm_is_the_same_from_run_to_run_and_on_any_stream():
     first = results("cuda", torch.float32, *arguments)
     with torch.cuda.stream(torch.cuda.Stream()):
         assert_same_results(results("cuda", torch.float32, *arguments), first)
+
+
+@pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
+def test_the_lstm_operator_is_registered_as_it_behaves(ids):
+    model, x, lengths, state, _ = problem(3, 4, 5, 6, 1, True, None, ids)
+    tensors = [t.detach().float().cuda() for t in (*model.layers[0].weights(), *state)]
+    tensors = [t.requires_grad_() for t in tensors]
+    x = x.cuda() if ids else x.float().cuda().requires_grad_()
+    torch.library.opcheck(lstm_layer, (x, lengths.cuda(), *tensors, "cuda", True))
 
 
 def test_autocast_does_not_touch_the_lstm():

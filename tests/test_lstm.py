@@ -1,4 +1,4 @@
-"""The peephole LSTM: Eqs. 4-8 by hand, its gradients, and every backend against the reference."""
+"""The peephole LSTM: Eqs. 4-8 by hand, gradients, and every backend against the reference."""
 
 from math import exp, tanh
 
@@ -30,7 +30,7 @@ BACKENDS = ["reference", *FAST]
 
 
 def steps_by_hand(x, h, s, input_weights, hidden_weights, peepholes, biases):
-    """All h(n) and s(n), a number at a time; the gates' rows stand in the order α, β, s, γ."""
+    """Compute all h(n) and s(n) one number at a time; gates are in the order α, β, s, γ."""
     H, results = len(h), []
     for frame in x:
 
@@ -107,8 +107,8 @@ def test_every_batch_size_agrees_with_the_reference(backend, B):
     assert_as_exact_as_the_reference(backend, *problem(B, 4, 3, 20, 1, B % 2 == 0, lengths))
 
 
-# The same examples every time: the rule compares two rounding errors, and in one of some three
-# thousand shapes a backend as exact as the reference breaks it by chance.
+# The examples are the same every time: the rule compares two rounding errors, and in about one of
+# three thousand shapes a backend as exact as the reference breaks it by chance.
 @st.composite
 def problems(draw):
     B, N = draw(st.integers(1, 9)), draw(st.integers(1, 12))
@@ -500,7 +500,7 @@ def test_a_layer_that_autocast_rounded_may_come_before_it(backend):
 
 
 def embedded_and_folded():
-    """An LSTM whose inputs stand for vectors, and the same one with the product of the two."""
+    """Return an LSTM with an embedding, and an equal one whose input weights include it."""
     model = PeepholeLSTM(4, 5, 2, True, embedding_size=3).double()
     folded = PeepholeLSTM(4, 5, 2, True).double()
     weights = model.state_dict()
@@ -531,7 +531,7 @@ def test_an_embedding_is_a_factor_of_the_input_weights(backend, as_ids):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_dropout_acts_on_embeddings_in_training_alone(backend):
-    """Half of a letter's three numbers are left, twice as large: which, is drawn every time."""
+    """Each of a letter's three numbers is either dropped or doubled, at random in every call."""
     model = PeepholeLSTM(4, 5, dropout=0.5, embedding_size=3).double()
     embedding = model.layers[0].embedding
     letter = torch.tensor([[2]])

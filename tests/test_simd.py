@@ -1,4 +1,4 @@
-"""What the CPU kernels share: how exact its functions are, its products, its threads."""
+"""The helpers of the CPU kernels: precision of the functions, products, threads."""
 
 from collections import Counter
 from itertools import pairwise
@@ -110,7 +110,7 @@ def random_matrix(rows, columns, dtype, seed=0):
 
 
 def inside(matrix):
-    """The same, amid NaN."""
+    """Return a view of the matrix surrounded by NaN."""
     around = np.full((matrix.shape[0] + 3, matrix.shape[1] + 5), np.nan, matrix.dtype)
     around[1:-2, 2:-3] = matrix
     return around[1:-2, 2:-3]
@@ -132,7 +132,7 @@ PRODUCTS = [
 
 
 def assert_product(actual, a, b, added=0.0):
-    """Within the rounding of a sum of as many terms."""
+    """Assert that the product is exact up to the rounding of its sums."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     terms = np.abs(a) @ np.abs(b) + np.abs(added)
     bound = (a.shape[1] + 2) * np.finfo(actual.dtype).eps * terms

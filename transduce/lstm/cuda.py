@@ -1,8 +1,8 @@
-"""The peephole LSTM on the GPU: CUDA C++ compiled by NVRTC, and cuBLAS's products (Eqs. 4-8).
+"""The peephole LSTM on the GPU: CUDA C++ compiled by NVRTC, and cuBLAS products (Eqs. 4-8).
 
-The inputs' part of all sums is one product before the loop over the frames, and the weights'
-gradients are products after it; the loop itself is one kernel, which keeps the recurrent weights on
-the chip. Triton cannot keep them there from frame to frame, nor let one block wait for another.
+One product before the loop over the frames computes the inputs' part of all sums; products after it
+compute the weights' gradients. The loop is one kernel, which keeps the recurrent weights on the
+chip. Triton can neither keep them there from frame to frame nor let one block wait for another.
 """
 
 from __future__ import annotations
@@ -29,36 +29,47 @@ SOURCE = Path(__file__).with_name("lstm.cu").read_text()
 HELPERS = ("look_up", "look_up_gradient", "without_padding")
 NAMES = {1: ("lstm_forward", *HELPERS), 4: ("lstm_backward", *HELPERS)}
 THREADS = 256  # of a block, as in lstm.cu
-UNITS = (64, 32, 16, 8)  # that a block may have
-REGISTERS = 128  # for weights, of the 255 that a thread has
-CHUNKS = {1: (8, 4, 2, 1), 4: (4, 2, 1)}  # of sequences; more would leave the registers
-WAIT = 16_000  # for a chunk's turn: as long as so many terms of a unit's sum
+# Units of a block: more units mean fewer blocks that wait for each other, but more weights and more
+# work in each block.
+UNITS = (64, 32, 16, 8)
+# Registers of a thread for weights, of its 255: with more the compiler spills its other values to
+# memory; with fewer larger layers read their weights from the cache at every frame.
+REGISTERS = 128
+# Sequences that a block takes at a time, by `Plan.parts`: more use each weight more often, but need
+# more registers for their sums.
+CHUNKS = {1: (8, 4, 2, 1), 4: (4, 2, 1)}
+# The cost of one wait for the other blocks, in multiply-adds of a block: a larger value prefers
+# fewer, larger chunks.
+WAIT = 16_000
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a layer's units and sequences are spread over the blocks, one way through time."""
+    """The distribution of a layer's units and sequences over the blocks, for one pass."""
 
-    parts: int  # numbers a unit sends to the others: 1 on the way forward, 4 on the way back
-    units: int  # of a block
-    blocks: int  # that have all units between them
-    rows: int  # sequences of such a group of blocks
-    groups: int  # of a direction
-    chunk: int  # of the rows, at a time
+    parts: int  # numbers that a unit sends to the others: 1 in the forward pass, 4 in the backward
+    units: int  # units of a block
+    blocks: int  # blocks of a group, which have all units between them
+    rows: int  # sequences of a group
+    groups: int  # groups of a direction
+    chunk: int  # sequences that a block takes at a time
     resident: bool  # whether the weights stay in registers
-    directions: int  # at once
-    width: int  # the units, padded to whole vectors
+    directions: int  # directions that run at once
+    width: int  # units, padded to whole vectors
 
     def shared(self, size: int) -> int:
-        """Bytes of shared memory: two buffers and the lengths."""
+        """Return the bytes of shared memory that a block needs: two buffers and the lengths."""
         rows = -(-self.rows // self.chunk) * self.chunk
         return size * 2 * self.chunk * self.parts * self.width + 4 * rows
 
 
 @cache
 def plan(parts: int, B: int, D: int, H: int, size: int, processors: int, shared: int) -> Plan:
-    """The plan with the least work for a block, for numbers of so many bytes, on a GPU of so many
-    multiprocessors, each with so many bytes of shared memory."""
+    """Return the plan with the least work for a block.
+
+    Numbers have `size` bytes; the GPU has `processors` multiprocessors, each with `shared` bytes of
+    shared memory.
+    """
     plans = []
     for units in UNITS:
         lanes, blocks = THREADS // units, -(-H // units)
@@ -76,11 +87,11 @@ def plan(parts: int, B: int, D: int, H: int, size: int, processors: int, shared:
     if not plans:
         raise ValueError(
             f"a layer of {H} units and {B} sequences is too large for a GPU of {processors} "
-            "multiprocessors; make it, or the batch, smaller"
+            "multiprocessors; use fewer units or a smaller batch"
         )
 
     def work(p: Plan) -> tuple[bool, int, int]:
-        # A chunk's turn costs WAIT beside its products, in units' terms of a sequence.
+        # Each chunk costs its multiply-adds and one wait.
         turns = -(-D // p.directions) * -(-p.rows // p.chunk)
         return not p.resident, turns * (p.chunk * p.units * p.width + WAIT), p.blocks
 
@@ -88,14 +99,14 @@ def plan(parts: int, B: int, D: int, H: int, size: int, processors: int, shared:
 
 
 def options(p: Plan, H: int, dtype: torch.dtype) -> tuple[str, ...]:
-    """The compiler's."""
+    """Return the compiler options of a plan."""
     number = ("-DDOUBLE", "-Dreal=double") if dtype == torch.float64 else ("-Dreal=float",)
     sizes = (f"-DH={H}", f"-DV={p.units}", f"-DRC={p.chunk}", f"-DPARTS={p.parts}")
     return *number, *sizes, f"-DRESIDENT={int(p.resident)}"
 
 
 class _Run:
-    """The kernels for a layer of a size, one way through time, and their launches."""
+    """The kernels of one pass through a layer, and their launches."""
 
     def __init__(self, parts: int, B: int, N: int, D: int, H: int, like: Tensor) -> None:
         device = like.get_device()
@@ -106,6 +117,7 @@ class _Run:
         self.kernels: dict[str, Kernel] = dict(zip(NAMES[parts], loaded, strict=True))
 
     def through_time(self, *arguments: Tensor | None) -> None:
+        """Launch the kernel that loops over the frames."""
         p = self.plan
         for first in range(0, self.sizes[2], p.directions):
             self.kernels[NAMES[p.parts][0]](
@@ -117,6 +129,7 @@ class _Run:
             )
 
     def __call__(self, name: str, grid: tuple[int, int], *arguments: Tensor | int | None) -> None:
+        """Launch another kernel."""
         self.kernels[name](grid, THREADS, arguments)
 
 
@@ -211,7 +224,7 @@ def backward(
             gates, transposed, peepholes, lengths, h, s, output, states, *upstream,
             grad_sums, before, grad_h, grad_s, rest,
         )  # fmt: skip
-        # A product for each direction: cuBLAS splits a long sum, but not in a batch of them.
+        # One product for each direction: cuBLAS splits a long sum, but not in a batched product.
         grad_hidden = torch.empty_like(hidden_weights)
         for d in range(D):
             torch.mm(grad_sums[:, d].T, before[:, d], out=grad_hidden[d])

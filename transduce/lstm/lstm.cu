@@ -1,16 +1,16 @@
-// The peephole LSTM on the GPU (Eqs. 4-8), `real` being float or double.
+// The peephole LSTM on the GPU (Eqs. 4-8); `real` is float or double.
 //
-// A group of blocks carries R sequences through one direction's time. Each block has V of the H
-// units, with their recurrent weights in its registers (RESIDENT), or else in the cache. At every
-// frame a block needs what all the others of its group computed at the frame before. It reads it
-// where they wrote it, in the result itself, which was filled with EMPTY, a NaN that arithmetic does
-// not make: a number is there as soon as something else is. So nothing is sent twice, and nobody
-// counts arrivals; the blocks must all be running, which a cooperative launch sees to.
-// The state, and its gradient, are carried in last_s and in grad_first_s, each by one thread.
+// A group of blocks takes R sequences through all frames of one direction. Each block has V of the H
+// units and keeps their recurrent weights in registers (RESIDENT) or reads them from the cache. At
+// every frame a block needs the results of all other blocks of its group at the frame before. It
+// reads them from the output tensor itself. The host fills that tensor with EMPTY, a NaN that no
+// arithmetic produces, so a number has arrived as soon as its bits are not EMPTY. No result is sent
+// twice and no arrivals are counted. All blocks must run at once; a cooperative launch ensures it.
+// One thread carries each element of the state in last_s, and of its gradient in grad_first_s.
 //
-// A unit's sum is shared by S neighbouring lanes, KT of the H terms each, for RC sequences at a time.
-// What a unit's sums are of has PARTS * H numbers: h on the way forward, the four gradients of every
-// unit's sums on the way back.
+// S neighbouring lanes share a unit's sum, KT of the H terms each, for RC sequences at a time. The
+// sums of a frame read PARTS * H numbers: h in the forward pass, the gradients of all units' four
+// sums in the backward pass.
 
 typedef long long integer;
 #define THREADS 256
@@ -64,8 +64,8 @@ __device__ __forceinline__ real squash(real x) { return tanhf(x); }
 
 __device__ __forceinline__ real sigmoid(real x) { return 1 / (1 + exponential(-x)); }
 
-// Copies what a group wrote for RC sequences, once it is there. `source`
-// says where a row of the chunk is, or null where there is none.
+// Copy the results of a group for RC sequences to shared memory; with `wait`, poll until they have
+// arrived. `source` returns the address of a row of the chunk, or null if there is none.
 template <typename Source>
 __device__ __forceinline__ void fetch(real* to, bool wait, Source source) {
   const int a_row = PARTS * H / TOGETHER, count = RC * a_row, ahead = 4;
@@ -100,7 +100,7 @@ __device__ __forceinline__ void fetch(real* to, bool wait, Source source) {
   }
 }
 
-// A thread's weights: of its unit, for each of the four gates, those to its KT of the H units.
+// The weights of a thread: for its unit and each of the four gates, those of KT of the H terms.
 struct weights {
 #if RESIDENT
   four kept[4][KT / 4];
@@ -146,7 +146,7 @@ struct weights {
 #define UNROLL _Pragma("unroll 1")
 #endif
 
-// Of 2 HALF rows' sums a lane gives HALF to the lane that is to have them, and adds what it gets.
+// Exchange the sums of 2 HALF rows with the lane HALF away: give it HALF rows, add its other HALF.
 template <int HALF, int SUMS>
 __device__ __forceinline__ void share(real (&part)[RC][SUMS], int s) {
   if (2 * HALF > RC) return;
@@ -161,7 +161,7 @@ __device__ __forceinline__ void share(real (&part)[RC][SUMS], int s) {
     }
 }
 
-// The sums of the S lanes of a unit; the lane s gets those of the chunk's row s % RC.
+// Add up the sums of the S lanes of a unit; lane s gets those of row s % RC of the chunk.
 template <int SUMS>
 __device__ __forceinline__ void add_up(real (&part)[RC][SUMS], int s, real (&sum)[SUMS]) {
   share<4>(part, s);
@@ -175,14 +175,14 @@ __device__ __forceinline__ void add_up(real (&part)[RC][SUMS], int s, real (&sum
   }
 }
 
-// What a block does, and its shared memory. It takes RC sequences at a time, through all of its
-// group's, and then the next step.
+// The position of a block, and its shared memory. At each step a block takes RC sequences at a time
+// until all of its group are done.
 struct block {
   int d, first, member, unit, s, rows, longest;
   integer B, N, D;
   real* buffers;
-  int* lengths;  // -1 for a row that is not there
-  int n, chunk;  // the step and the first of the RC rows where it is
+  int* lengths;  // -1 for rows past the last sequence
+  int n, chunk;  // the current step, and the first of the current RC rows
 
   __device__ block(const integer* all_lengths, integer B, integer N, integer D, integer R,
                    integer groups, integer first_direction)
@@ -213,10 +213,10 @@ struct block {
     for (int r = 0; r < RC; r++) any |= n < lengths[chunk + r];
     return any;
   }
-  // The row of the chunk that this thread brings to its end, for its unit.
+  // The row of the chunk whose gates this thread computes, for its unit.
   __device__ __forceinline__ int row() const { return chunk + s % RC; }
   __device__ __forceinline__ bool mine() const { return unit < H && s < RC && n < lengths[row()]; }
-  // Where a step of a row is among the frames of this direction: the second one runs backwards.
+  // The index of a row's step among all frames of this direction; the second direction runs backwards.
   __device__ __forceinline__ integer frame(int row, int n) const {
     integer t = d == 0 ? n : lengths[row] - 1 - n;
     return ((integer)(first + row) * N + t) * D + d;
@@ -226,7 +226,7 @@ struct block {
   }
 };
 
-// What a unit needs of the peepholes.
+// The peepholes of a unit.
 struct peephole {
   real to_input, to_forget, to_output;
   __device__ peephole(const real* all, int d, int unit) : to_input(0), to_forget(0), to_output(0) {
@@ -237,9 +237,9 @@ struct peephole {
 
 #if PARTS == 1
 
-// `gates` [B, N, D, 4 H] has the inputs' part of the four sums, and gets the gates; `output`
-// [B, N, D, H] is EMPTY before. Null lengths are N, null first_h and first_s are zero, and null states
-// are not kept, where nobody will go back.
+// The forward pass. `gates` [B, N, D, 4 H] holds the inputs' part of the four sums on entry and the
+// gates on return; `output` [B, N, D, H] is EMPTY on entry. Null lengths mean N, null first_h and
+// first_s mean zero. Null states mean that there is no backward pass: states and gates are not kept.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     lstm_forward(real* gates, const real* hidden_weights, const real* peepholes,
                  const integer* all_lengths, const real* first_h, const real* first_s, real* output,
@@ -248,13 +248,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   block my(all_lengths, B, N, D, R, groups, first_direction);
   weights w(hidden_weights, my.d, my.unit, my.s);
   peephole peep(peepholes, my.d, my.unit);
-  for (int row = my.s; my.s < RC && row < my.rows; row += RC)  // each by who will go on with it
+  for (int row = my.s; my.s < RC && row < my.rows; row += RC)  // each by the thread that continues it
     if (my.unit < H && my.lengths[row] >= 0) {
       integer at = my.state(row);
       last_s[at] = first_s ? first_s[at] : 0;
       if (my.lengths[row] == 0) last_h[at] = first_h ? first_h[at] : 0;
     }
-  auto source = [&](int r) -> const real* {  // of h(n-1)
+  auto source = [&](int r) -> const real* {  // the address of h(n-1)
     int row = my.chunk + r;
     if (my.n >= my.lengths[row]) return 0;
     if (my.n > 0) return output + my.frame(row, my.n - 1) * H;
@@ -313,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         g[0] = input_gate, g[H] = forget_gate, g[2 * H] = squashed, g[3 * H] = output_gate;
       }
     }
-  for (int row = 0; row < my.rows; row++)  // past a sequence's end
+  for (int row = 0; row < my.rows; row++)  // zero the padding
     for (integer i = threadIdx.x; my.lengths[row] >= 0 && i < (N - my.lengths[row]) * V; i += THREADS) {
       integer t = my.lengths[row] + i / V;
       int unit = my.member * V + (int)(i % V);
@@ -323,9 +323,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #else
 
-// Back through time (docs/derivations.md). `grad_sums` [B, N, D, 4 H] is EMPTY before; `hidden_weights`
-// [D, 4, H, H] are transposed. `before_h` gets h(n-1); `grad_rest` [groups, D, 7, H] each group's part
-// of the gradients of the three peepholes and the four biases. Null gradients are zero.
+// The backward pass (docs/derivations.md). `grad_sums` [B, N, D, 4 H] is EMPTY on entry;
+// `hidden_weights` [D, 4, H, H] are transposed. `before_h` gets h(n-1), `grad_rest` [groups, D, 7, H]
+// each group's part of the gradients of the three peepholes and four biases. Null gradients are zero.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     lstm_backward(const real* gates, const real* hidden_weights, const real* peepholes,
                   const integer* all_lengths, const real* first_h, const real* first_s,
@@ -339,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   for (int row = my.s; my.s < RC && row < my.rows; row += RC)
     if (my.unit < H && my.lengths[row] >= 0)
       grad_first_s[my.state(row)] = grad_last_s ? grad_last_s[my.state(row)] : 0;
-  auto source = [&](int r) -> const real* {  // of the sums' gradients at n+1
+  auto source = [&](int r) -> const real* {  // the address of the sums' gradients at n+1
     int row = my.chunk + r;
     return my.n + 1 < my.lengths[row] ? grad_sums + my.frame(row, my.n + 1) * 4 * H : 0;
   };
@@ -413,7 +413,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int d = 1; d < RC; d *= 2) rest[i] += __shfl_xor_sync(WHOLE, rest[i], d);
     if (my.unit < H && my.s == 0) grad_rest[((my.first / R * D + my.d) * 7 + i) * H + my.unit] = rest[i];
   }
-  for (int row = 0; row < my.rows; row++)  // past a sequence's end
+  for (int row = 0; row < my.rows; row++)  // zero the padding
     for (integer i = threadIdx.x; my.lengths[row] >= 0 && i < (N - my.lengths[row]) * V; i += THREADS) {
       integer t = my.lengths[row] + i / V, at = ((my.first + row) * N + t) * D + my.d;
       int unit = my.member * V + (int)(i % V);
@@ -427,18 +427,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #endif
 
-// The inputs' part of the four sums [B, N, D 4 H], of ids: a column of the weights and the bias.
+// Compute the inputs' part of the four sums [B, N, D 4 H] of ids: a column of the weights plus biases.
 extern "C" __global__ void look_up(const integer* ids, const integer* lengths,
                                    const real* input_weights, const real* biases, real* sums,
                                    integer N, integer columns, integer I) {
   integer at = blockIdx.x, id = !lengths || at % N < lengths[at / N] ? ids[at] : 0;
-  bool bad = id < 0 || id > I;  // there is no such one: NaN, as nobody waits to say so
+  bool bad = id < 0 || id > I;  // NaN marks an id out of range, as the host does not wait to raise an error
   for (integer j = threadIdx.x; j < columns; j += blockDim.x)
     sums[at * columns + j] = bad ? canonical((real)__longlong_as_double(-1LL))
                                  : biases[j] + (id > 0 ? input_weights[j * I + id - 1] : (real)0);
 }
 
-// The gradient of the input weights [D 4 H, I], of ids: a block has one id, and adds in order.
+// Compute the gradient of the input weights [D 4 H, I] of ids. A block adds all rows of one id, in order.
 extern "C" __global__ void look_up_gradient(const integer* ids, const real* grad_sums, real* grad,
                                             integer positions, integer columns, integer I) {
   integer id = blockIdx.x + 1, j = blockIdx.y * (integer)blockDim.x + threadIdx.x;
@@ -454,7 +454,7 @@ extern "C" __global__ void look_up_gradient(const integer* ids, const real* grad
   if (j < columns) grad[j * I + id - 1] = sum;
 }
 
-// The frames [B, N, I], zero past a sequence's end: there may be NaN.
+// Copy the frames [B, N, I] with zeros in the padding, which may hold NaN.
 extern "C" __global__ void without_padding(const real* x, const integer* lengths, real* y, integer N,
                                            integer I, integer count) {
   integer i = blockIdx.x * (integer)blockDim.x + threadIdx.x;

@@ -78,7 +78,8 @@ def layer(
     with_gradients = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in tensors
     )
-    call: Any = _Layer.apply if _transforming() else lstm_layer
+    eager = with_gradients and not torch.compiler.is_compiling()
+    call: Any = _Layer.apply if eager else lstm_layer
     output, last_h, last_s, *_ = call(*tensors, backend, with_gradients)
     return output, last_h, last_s
 
@@ -211,7 +212,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
     with_x, saved = ctx.needs_input_grad[0], ctx.saved_tensors
-    call: Any = _LayerBackward.apply if _transforming() else lstm_layer_backward
+    call: Any = lstm_layer_backward
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        call = _LayerBackward.apply
     grad_x, *grads = call(*upstream[:3], *saved, ctx.backend, with_x)
     state = (None, None) if saved[6] is None else grads[4:]
     return grad_x if with_x else None, None, *grads[:4], *state, None, None
@@ -227,14 +230,13 @@ lstm_layer.register_autograd(_differentiate, setup_context=_save)
 lstm_layer_backward.register_autograd(_refuse)
 
 
-# The transforms of torch.func refuse the formulas of `register_autograd`, but take Functions.
-
-
-def _transforming() -> bool:
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
-
-
 class _Layer(torch.autograd.Function):
+    """The operator with its autograd formula, for calls that are not compiled.
+
+    A Function takes less time per call than the formula that `register_autograd` generates, and the
+    transforms of torch.func accept it.
+    """
+
     @staticmethod
     def forward(*arguments: Any) -> Any:
         return lstm_layer(*arguments)
@@ -249,6 +251,8 @@ class _Layer(torch.autograd.Function):
 
 
 class _LayerBackward(torch.autograd.Function):
+    """The backward operator for the transforms of torch.func, which cannot transform it twice."""
+
     @staticmethod
     def forward(*arguments: Any) -> Any:
         return lstm_layer_backward(*arguments)

@@ -1,6 +1,6 @@
-"""What the CPU kernels share: PyTorch's threads, functions and products that fill vectors.
+"""Numba helpers of the CPU kernels: threads, vectorised functions, matrix products.
 
-Numba leaves three things to be wished for. Its threads fight with PyTorch's. Its scalar exp, log
-and tanh are calls, so a loop around them does not vectorise. And a loop that multiplies matrices
-keeps its sums in memory.
+They replace three weak points of Numba. Its threads compete with PyTorch's for the cores. Its
+scalar exp, log and tanh are calls, so that a loop around them does not vectorise. A loop that
+multiplies matrices keeps its sums in memory instead of registers.
 """

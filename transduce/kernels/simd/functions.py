@@ -1,8 +1,8 @@
-"""exp, log and tanh without branches, so that a loop around them vectorises.
+"""exp, log, log1p, sigmoid and tanh without branches, so that loops around them vectorise.
 
-For float32 they are polynomials, fitted for the smallest greatest error over the range that
-remains after a power of two is taken out; for float64, where exactness is wanted more than
-speed, they are the C library's. test_simd.py measures the errors.
+In float32 they are minimax polynomials over the range that remains after factoring out a power of
+two. In float64, where precision matters more than speed, they are the C library's functions.
+test_simd.py measures the errors.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _bits = _bit_cast(types.int32, ir.IntType(32))
 _from_bits = _bit_cast(types.float32, ir.FloatType())
 
 _LOG2_E = np.float32(math.log2(math.e))
-_ROUND = np.float32(1.5 * 2**23)  # adding it leaves an integer in the low bits
-_LN2_HIGH = np.float32(0.693145751953125)  # ln 2 in two pieces; n * _LN2_HIGH is exact
+_ROUND = np.float32(1.5 * 2**23)  # adding it rounds to an integer, in the low bits
+_LN2_HIGH = np.float32(0.693145751953125)  # ln 2 in two parts; n * _LN2_HIGH is exact
 _LN2_LOW = np.float32(math.log(2) - 0.693145751953125)
 _EXP_LOW, _EXP_HIGH = np.float32(-87.33), np.float32(88.0)
-_TANH_LOW, _TANH_HIGH = np.float32(-20.0), np.float32(20.0)  # of 2x
+_TANH_LOW, _TANH_HIGH = np.float32(-20.0), np.float32(20.0)  # bounds of 2x
 _ONE, _TWO, _HALF, _ZERO = np.float32(1), np.float32(2), np.float32(0.5), np.float32(0)
 _ONE_BITS = np.int32(127 << 23)
 _MANTISSA = np.int32(23)
@@ -66,7 +66,7 @@ _S0, _S1, _S2, _S3, _S4, _S5, _S6, _S7, _S8, _S9 = (
 
 @njit(fastmath=CONTRACT)
 def _split_exp(x):
-    """2^n and e^r - 1 with e^x = 2^n e^r, for x between _EXP_LOW and _EXP_HIGH."""
+    """Return 2^n and e^r - 1 with e^x = 2^n e^r, for x between _EXP_LOW and _EXP_HIGH."""
     shifted = x * _LOG2_E + _ROUND
     n = shifted - _ROUND
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
@@ -111,7 +111,7 @@ def _tanh32(x):
     doubled = _TANH_LOW if doubled < _TANH_LOW else doubled
     doubled = _TANH_HIGH if doubled > _TANH_HIGH else doubled
     power, rest = _split_exp(doubled)
-    grown = power * rest + (power - _ONE)  # e^2x - 1, exact near 0
+    grown = power * rest + (power - _ONE)  # e^2x - 1 without cancellation near 0
     return grown / (grown + _TWO)
 
 
@@ -141,23 +141,23 @@ def _tanh64(x):
 
 
 def exp(x: Any) -> Any:
-    """e^x; 0 below -87.33 and e^88 above 88 in float32."""
+    """Compute e^x; in float32 it is 0 below -87.33 and e^88 above 88."""
 
 
 def log(x: Any) -> Any:
-    """ln x, for x positive and not denormal."""
+    """Compute ln x, for x positive and not denormal."""
 
 
 def log1p(x: Any) -> Any:
-    """ln(1 + x), for x between 0 and 1."""
+    """Compute ln(1 + x), for x between 0 and 1."""
 
 
 def sigmoid(x: Any) -> Any:
-    """The logistic sigmoid σ(x) = 1 / (1 + e^-x)."""
+    """Compute the logistic sigmoid σ(x) = 1 / (1 + e^-x)."""
 
 
 def tanh(x: Any) -> Any:
-    """The hyperbolic tangent."""
+    """Compute the hyperbolic tangent."""
 
 
 def cast_like(x: Any, like: Any) -> Any:
@@ -165,6 +165,8 @@ def cast_like(x: Any, like: Any) -> Any:
 
 
 def _by_type(function: Any, for_float32: Any, for_float64: Any) -> None:
+    """Compile calls of `function` to one of two implementations, by the type of the argument."""
+
     @overload(function)
     def choose(x):
         if x == types.float32:
@@ -179,7 +181,6 @@ def _cast_like(x, like):
     return lambda x, like: x
 
 
-narrow = cast_like
 _by_type(exp, _exp32, _exp64)
 _by_type(log, _log32, _log64)
 _by_type(log1p, _log1p32, _log1p64)

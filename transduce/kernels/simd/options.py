@@ -1,15 +1,17 @@
-"""How the CPU kernels are compiled."""
+"""Compiler options of the CPU kernels."""
 
 from typing import Any
 
 from numba import extending, njit
 
-# `contract` lets a*b+c become one instruction. Nothing is reordered, so a result is the same from
-# run to run, and a row's is the same whichever rows stand beside it.
+# `contract` allows fused multiply-add. No sum is reordered, so that results are the same from run
+# to run, and the result of a row does not depend on the other rows.
 CONTRACT = {"contract"}
 compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath=CONTRACT)
 
 intrinsic: Any = extending.intrinsic
 overload: Any = extending.overload
 
-VECTOR_BYTES = 64  # one cache line: two AVX2 registers, or one of AVX-512
+# One cache line: two AVX2 registers, or one of AVX-512. A tile of wider vectors would need more
+# registers than AVX2 has; narrower ones would leave half of AVX-512 idle.
+VECTOR_BYTES = 64

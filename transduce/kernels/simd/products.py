@@ -1,6 +1,6 @@
-"""Products of matrices whose sums stay in registers: the tile is written in LLVM vectors.
+"""Matrix products whose sums stay in registers: a tile of LLVM vector instructions.
 
-The kernels below take addresses rather than arrays, so that one compilation serves views of all
+The private kernels take addresses instead of arrays, so that one compilation serves views of all
 strides. `like` is any array of the numbers' type; strides count numbers, not bytes.
 """
 
@@ -15,13 +15,17 @@ from numba.core import cgutils
 
 from transduce.kernels.simd.options import VECTOR_BYTES, compiled, intrinsic
 
-MAX_ROWS = 6  # 6 x 2 sums, 2 weights and 1 broadcast fill 15 of AVX2's 16 registers
-DEPTH = 256  # how many terms of a product are summed before its panel leaves the first cache
+# Rows of a tile: more use each loaded weight more often, until the registers are full. 6 x 2 sums,
+# 2 weights and 1 broadcast fill 15 of AVX2's 16.
+MAX_ROWS = 6
+# Terms of one pass over a sum: more passes read and write the sums more often, but a panel of
+# DEPTH x 64 bytes = 16 KiB stays in the first-level cache.
+DEPTH = 256
 
 
 @intrinsic
 def noinline(typing_context):
-    """Keep the function that calls this out of its callers: it is compiled once, and well."""
+    """Forbid LLVM to inline the function that calls this: alone it is optimised better."""
 
     def codegen(context, builder, signature, args):
         builder.function.attributes.add("noinline")
@@ -59,10 +63,11 @@ def _store(typing_context, like, address, value):
 
 
 def _tile(rows: int, columns: int) -> Any:
-    """c (+)= a b for `rows` rows of a and `columns` vectors of b, the sums held in registers.
+    """Return an intrinsic that computes c = a b or c += a b for one tile, its sums in registers.
 
-    The number of a in row r at depth k is r * a_row + k * a_depth from a; vector j of b at depth k
-    begins j * b_column + k * b_depth from b; the results of row r are contiguous, r * c_row from c.
+    The tile is `rows` rows of a times `columns` vectors of b. Row r of a at depth k is at offset
+    r * a_row + k * a_depth; vector j of b at depth k begins at j * b_column + k * b_depth; the
+    results of row r are contiguous from r * c_row.
     """
 
     @intrinsic
@@ -73,7 +78,7 @@ def _tile(rows: int, columns: int) -> Any:
 
         def codegen(context, builder, signature, args):
             number = context.get_data_type(like.dtype)
-            size = context.get_abi_sizeof(number)  # the alignment too: rows begin anywhere
+            size = context.get_abi_sizeof(number)  # also the alignment, as rows begin anywhere
             lanes = VECTOR_BYTES // size
             vector = ir.VectorType(number, lanes)
             fma_type = ir.FunctionType(vector, [vector] * 3)
@@ -84,7 +89,7 @@ def _tile(rows: int, columns: int) -> Any:
                 return context.get_constant(types.intp, n)
 
             def at(address, steps, stride, kind):
-                """The address `steps` strides on, as a pointer to numbers or to vectors."""
+                """Return a pointer to the number or vector `steps` strides after `address`."""
                 numbers = builder.mul(builder.mul(steps, stride), count(size))
                 return builder.inttoptr(builder.add(address, numbers), kind.as_pointer())
 
@@ -100,7 +105,7 @@ def _tile(rows: int, columns: int) -> Any:
             _, a, a_row, a_depth, b, b_column, b_depth, depth, c, c_row, accumulate = args
             a_rows = [offset(a, r, a_row) for r in range(rows)]
             b_columns = [offset(b, j, b_column) for j in range(columns)]
-            # LLVM makes registers of these, because nothing else sees their addresses.
+            # LLVM keeps these in registers, because their addresses do not escape.
             zero = ir.Constant(vector, [0.0] * lanes)
             sums = [
                 [cgutils.alloca_once(builder, vector) for _ in range(columns)] for _ in range(rows)
@@ -141,7 +146,7 @@ _tile_1_by_4, _tile_2_by_2 = _tile(1, 4), _tile(2, 2)
 
 @compiled
 def _rows_by_vector(like, rows, a, a_row, a_depth, b, b_depth, depth, c, c_row, accumulate):
-    """Up to MAX_ROWS rows of a times one vector's width of b."""
+    """Multiply up to MAX_ROWS rows of a by one vector's width of b."""
     noinline()
     if rows == 6:
         _tile_6(like, a, a_row, a_depth, b, 0, b_depth, depth, c, c_row, accumulate)
@@ -159,9 +164,9 @@ def _rows_by_vector(like, rows, a, a_row, a_depth, b, b_depth, depth, c, c_row, 
 
 @compiled
 def pack(matrix, num_columns, packed):
-    """Lay a matrix [depth, columns] out as panels [num_columns / lanes, depth, lanes].
+    """Copy a matrix [depth, columns] into panels [num_columns / lanes, depth, lanes].
 
-    num_columns is a multiple of the lanes; what it has more than the matrix becomes zero.
+    `num_columns` is a multiple of `lanes`; columns past those of the matrix become zero.
     """
     depth, columns = matrix.shape
     lanes = VECTOR_BYTES // matrix.itemsize
@@ -175,9 +180,10 @@ def pack(matrix, num_columns, packed):
 
 @compiled
 def multiply_packed(a, rows, packed, num_columns, c, accumulate):
-    """c[:rows] = a[:rows] b, or += it, with b packed, its depth a's width; few rows, b read once.
+    """Compute c[:rows] = a[:rows] b, or +=, for few rows and a packed b, which is read once.
 
-    Rows of a and c are contiguous. One row alone waits for b, so it takes four vectors at once.
+    Rows of a and c are contiguous. One row alone is bound by the loads of b, so it takes four
+    vectors at once.
     """
     noinline()
     depth, size = a.shape[1], a.itemsize
@@ -217,7 +223,7 @@ def multiply_packed(a, rows, packed, num_columns, c, accumulate):
 def _multiply(
     like, rows, depth, columns, a, a_row, a_depth, b, b_row, b_column, c, c_row, accumulate
 ):  # fmt: skip
-    """c = a b, or c += a b, for all rows and columns and at most DEPTH terms."""
+    """Compute c = a b, or c += a b, for all rows and columns and at most DEPTH terms."""
     noinline()
     size = like.itemsize
     lanes = VECTOR_BYTES // size
@@ -227,7 +233,7 @@ def _multiply(
         width = min(lanes, columns - j)
         whole = width == lanes
         b_at, b_depth = b + j * b_column * size, b_row
-        if not whole or b_column != 1:  # a whole vector of b in one piece is read in place
+        if not whole or b_column != 1:  # whole contiguous vectors of b are read in place
             for k in range(depth):
                 for column in range(lanes):
                     value = panel.dtype.type(0)
@@ -254,7 +260,7 @@ def _multiply(
 
 @compiled
 def multiply(a, b, c, accumulate):
-    """c = a b, or c += a b; views of any strides, c's rows contiguous."""
+    """Compute c = a b, or c += a b, for views of any strides; rows of c are contiguous."""
     rows, depth = a.shape
     columns = b.shape[1]
     size = a.itemsize

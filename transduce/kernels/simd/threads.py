@@ -1,9 +1,9 @@
-"""PyTorch's threads, for compiled kernels.
+"""Run compiled kernels in PyTorch's threads.
 
-Two pools of threads on the same cores fight: after each parallel operation PyTorch's threads spin
-for milliseconds, waiting for the next one, and Numba's own get half a core. So the kernels run in
-PyTorch's threads, through the entry to GNU OpenMP that its library was linked with. Where there
-is no such entry (macOS, Windows) the shares are taken one after the other.
+Two thread pools compete for the cores: after each parallel operation PyTorch's threads spin for
+milliseconds, waiting for the next one, so that Numba's own would get half a core. The kernels
+therefore run in PyTorch's threads, through the GNU OpenMP entry points that its library links to.
+Where there are none (macOS, Windows) one thread takes all shares in turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transduce.kernels.simd.options import intrinsic
 
 @cache
 def _openmp() -> tuple[int, int, int]:
-    """The addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads, or zeros."""
+    """Return the addresses of GOMP_parallel, omp_get_thread_num, omp_get_num_threads, or zeros."""
     names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
     for library in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.so"):
         symbols = ctypes.CDLL(str(library))
@@ -35,25 +35,25 @@ def _openmp() -> tuple[int, int, int]:
 
 
 def num_threads() -> int:
-    """As many as PyTorch uses, where its threads can be had."""
+    """Return the number of PyTorch's threads, or 1 if kernels cannot run in them."""
     return torch.get_num_threads() if _openmp()[0] else 1
 
 
 def team(num_shares: int) -> np.ndarray:
-    """What a function that calls a `sharing` one is told: how many shares, and who takes them.
+    """Return the `team` of a `sharing` function: the number of shares and OpenMP's addresses.
 
-    One share never goes to the threads: a process forked off, as PyTorch's data loaders are, has
-    but one thread, and must not wait for those of its parent.
+    One share alone runs in the calling thread: a forked process, such as a worker of PyTorch's data
+    loader, has only one thread and must not wait for those of its parent.
     """
     addresses = _openmp() if num_shares > 1 and torch.get_num_threads() > 1 else (0, 0, 0)
     return np.array([num_shares, *addresses])
 
 
 def sharing(kernel: Any) -> Any:
-    """A function of (team, arguments) that calls kernel(i, *arguments) for every share i.
+    """Return a function of (team, arguments) that calls kernel(i, *arguments) for every share i.
 
-    It outlines the loop over a thread's shares into a C function and hands that to OpenMP, as a
-    compiler would, so nothing is allocated and the interpreter is not needed.
+    It outlines the loop over a thread's shares into a C function and passes that to OpenMP, as a
+    compiler does, so that it allocates nothing and needs no interpreter.
     """
 
     @intrinsic
@@ -128,7 +128,10 @@ def sharing(kernel: Any) -> Any:
 
 
 def shares_of(costs: np.ndarray, num_shares: int) -> tuple[np.ndarray, np.ndarray]:
-    """The items 0, 1, ... in shares of about the same cost, dearest first; where each starts."""
+    """Divide the items 0, 1, ... into shares of similar cost (longest processing time first).
+
+    Return the items of all shares, one share after the other, and the index of each share's first.
+    """
     num_shares = max(1, min(num_shares, len(costs)))
     by_cost = np.argsort(-costs, kind="stable")
     if num_shares == 1:
@@ -139,5 +142,5 @@ def shares_of(costs: np.ndarray, num_shares: int) -> tuple[np.ndarray, np.ndarra
         least = totals.index(min(totals))
         shares[least].append(item)
         totals[least] += float(costs[item])
-    shares = [share for share in shares if share]  # what costs nothing fills no other share
+    shares = [share for share in shares if share]  # items that cost nothing all go to one share
     return np.concatenate(shares).astype(np.int64), np.cumsum([0, *map(len, shares)])
