@@ -50,13 +50,14 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
         raise CheckpointError(f"{path} is {found[0]}, not {kind}; give another file")
     if found[1] != VERSION:
         raise CheckpointError(
-            f"{path} has version {found[1]} where {VERSION} is wanted; use the version that wrote it"
+            f"{path} has version {found[1]} where {VERSION} is wanted; load it with the code that "
+            "wrote it"
         )
     return tensors, header
 
 
 def quantise(name: str, weights: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Convert a tensor to `dtype`; with int8, scale matrices row by row, and use float16 elsewhere."""
+    """Convert a tensor to `dtype`; int8 scales each row of a matrix, and other tensors are float16."""
     if dtype == torch.int8 and name.endswith(("weight", "weights")):
         scales = (
             weights.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
