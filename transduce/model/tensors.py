@@ -57,7 +57,7 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def quantise(name: str, weights: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Convert a tensor to `dtype`; int8 scales each row of a matrix, and other tensors are float16."""
+    """Convert a tensor to `dtype`; int8 is for matrices, with scales; the rest is float16."""
     if dtype == torch.int8 and name.endswith(("weight", "weights")):
         scales = (
             weights.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127

@@ -119,6 +119,7 @@ def fit(
         precision="bf16-mixed" if config.precision == "bf16-mixed" else "32-true",
     )
     fabric.launch()
+    _check_precision(config.precision, fabric.device)
     if progress is None or not fabric.is_global_zero:
         progress = Progress(Console(quiet=not fabric.is_global_zero))
     if corpus is None:
@@ -126,7 +127,6 @@ def fit(
         if corpus.skipped:
             progress.say(skipped_report(corpus.skipped, len(corpus.training)))
     run = _Run(recipe, run_folder, corpus, fabric, validate, progress)
-    _check_precision(config.precision, fabric.device)
     with progress:
         run.train(resume)
     fabric.barrier()
@@ -173,12 +173,12 @@ class _Run:
         else:
             self._write(CONFIG_FILE, recipe_toml(self.recipe).encode())
             self._save()
-        self.progress.say(self._memory())
+        self.progress.say(self._size_report())
         while not self._finished():
             at = self.position
             order = self.batches.epoch(at.epoch)
             self.progress.start_epoch(at.epoch + 1, len(order), at.batch)
-            begun = time.monotonic()
+            start = time.monotonic()
             for ids in order[at.batch :]:
                 nats, labels = self._step(ids, len(order))
                 at = self.position = at.after(nats, labels)
@@ -186,7 +186,7 @@ class _Run:
                 if self.config.save_every and at.step % self.config.save_every == 0:
                     self._save()
             with self.average.in_place():
-                self._end_epoch(time.monotonic() - begun)
+                self._end_epoch(time.monotonic() - start)
             self._save()
 
     def _step(self, ids: Sequence[int], num_steps: int) -> tuple[float, int]:
@@ -224,7 +224,7 @@ class _Run:
         return nats, sum(self.batches.examples[i].num_labels for i in ids)
 
     @torch.no_grad()
-    def _validated(self) -> tuple[float, float | None]:
+    def _validation_results(self) -> tuple[float, float | None]:
         """Return the bits per label and the error rate on the validation set."""
         fabric = self.fabric
         self.network.eval()
@@ -251,7 +251,7 @@ class _Run:
             self.progress.end_epoch(bits_per_label(at.nats, at.labels), seconds)
             self.position = replace(at, epoch=at.epoch + 1, batch=0, nats=0.0, labels=0)
             return
-        bits, error_rate = self._validated()
+        bits, error_rate = self._validation_results()
         value = error_rate if config.stop_at == "error_rate" else bits
         if value is None or not math.isfinite(value):
             raise NonFiniteLoss(
@@ -279,7 +279,7 @@ class _Run:
     # --- The parts of a run ---
 
     def _finished(self) -> bool:
-        """Return whether max_epochs are over, or patience is."""
+        """Return whether max_epochs or patience has run out."""
         at = self.position
         return at.epoch >= self.config.max_epochs or (
             at.epoch - at.best_epoch >= self.config.patience
@@ -294,7 +294,7 @@ class _Run:
         network, signature = self.recipe.network, self.corpus.signature
         return TrainedModel(self.network, network, signature, status or TrainingStatus())
 
-    def _memory(self) -> str:
+    def _size_report(self) -> str:
         """Report the sizes of the run and the predicted memory of its largest step."""
         network, world = self.recipe.network, self.fabric.world_size
         sizes = NetworkSizes(
