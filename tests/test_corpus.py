@@ -115,7 +115,7 @@ def test_additional_pairs_leave_the_held_out_sets_alone(tmp_path):
     assert read_corpus(more).signature.targets.symbols == ("X", "Y")
     known = before.validation[0].name
     (tmp_path / "more.tsv").write_text(f"bb\tY\n{known}\tY\n")
-    with pytest.raises(DataError, match=f"more.tsv, line 2: {known} is held out to validate or"):
+    with pytest.raises(DataError, match=f"more.tsv, line 2: {known} is held out for validation or"):
         read_splits(more)
     skipped = []
     assert len(read_splits(more, skipped).training) == 17 and len(skipped) == 1

@@ -1,4 +1,4 @@
-"""What a run says."""
+"""The progress of a run on consoles of different kinds."""
 
 import io
 
@@ -8,7 +8,7 @@ from transduce.training import progress as module
 from transduce.training.progress import Progress
 
 
-def said(terminal, monkeypatch):
+def shown(terminal, monkeypatch):
     monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.0)
     file = io.StringIO()
     with Progress(Console(file=file, force_terminal=terminal, width=150)) as progress:
@@ -21,8 +21,8 @@ def said(terminal, monkeypatch):
     return file.getvalue()
 
 
-def test_without_a_terminal_there_are_plain_lines(monkeypatch):
-    lines = said(False, monkeypatch).splitlines()
+def test_without_a_terminal_there_are_lines_of_text(monkeypatch):
+    lines = shown(False, monkeypatch).splitlines()
     assert lines[0] == "[3] pairs"
     assert lines[1].startswith("epoch 1: 3.250 bits per label, ")
     assert "step 1 of 2" in lines[1] and "sequences/s" in lines[1] and lines[1].endswith(" s left")
@@ -36,13 +36,13 @@ def test_without_a_terminal_there_are_plain_lines(monkeypatch):
 
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch):
-    text = said(True, monkeypatch)
+    text = shown(True, monkeypatch)
     assert "\x1b" in text and "━" in text
     assert "3.000 bits per label" in text
     assert "2.500 in validation" in text
 
 
-def test_a_quiet_console_is_told_nothing():
+def test_a_quiet_console_shows_nothing():
     console = Console(quiet=True, file=io.StringIO(), force_terminal=True)
     with Progress(console) as progress:
         progress.start_epoch(1, 1, 0)

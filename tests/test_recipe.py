@@ -22,7 +22,7 @@ def recipe_of(tmp_path, text="", **overrides):
     )
 
 
-def test_what_a_recipe_does_not_name_is_the_papers(tmp_path):
+def test_the_defaults_are_the_papers(tmp_path):
     assert recipe_of(tmp_path) == Recipe()
 
 
@@ -83,14 +83,14 @@ def test_a_setting_has_a_type_and_a_range(tmp_path, name, text, said):
         ("learning_rate = ", "is not TOML"),
     ],
 )
-def test_a_file_must_have_the_types_itself(tmp_path, line, said):
+def test_a_file_must_have_the_types_of_the_settings(tmp_path, line, said):
     with pytest.raises(RecipeError) as error:
         recipe_of(tmp_path, f"[train]\n{line}")
     assert said in str(error.value)
     assert "recipe.toml" in str(error.value)
 
 
-def test_overrides_are_read_as_their_settings_types(tmp_path):
+def test_overrides_are_converted_to_the_types_of_the_settings(tmp_path):
     recipe = recipe_of(
         tmp_path,
         "[train]\nclip = 3\nmax_epochs = 7",
@@ -121,7 +121,7 @@ def test_paths_are_relative_to_the_recipe_and_those_of_overrides_to_the_working_
     assert data.test == tmp_path / "elsewhere" / "b.jsonl"
 
 
-def test_the_resolved_recipe_is_read_back_as_it_was(tmp_path):
+def test_a_written_recipe_is_read_back_unchanged(tmp_path):
     recipe = Recipe(
         DataConfig(
             corpus="cmudict-split",
@@ -144,19 +144,19 @@ def test_the_resolved_recipe_is_read_back_as_it_was(tmp_path):
     assert recipe_of(tmp_path, recipe_toml(recipe)) == recipe
 
 
-def test_a_recipe_that_is_not_there_is_one_sentence(tmp_path):
+def test_the_error_of_a_missing_recipe_is_one_sentence(tmp_path):
     with pytest.raises(RecipeError, match="cannot be read"):
         read_recipe(tmp_path / "no.toml")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_the_recipes_are_right(path):
+def test_the_recipes_that_ship_are_valid(path):
     recipe = read_recipe(path)
     assert path.stem.endswith(recipe.network.network)
-    assert str(path.name) in path.read_text().splitlines()[1]  # the command that uses it
+    assert str(path.name) in path.read_text().splitlines()[1]  # the command that trains it
 
 
-def test_there_are_recipes_for_the_papers_three_networks_and_a_practitioners():
+def test_the_recipes_cover_the_paper_letters_speech_and_pairs():
     kinds = {f"{data}-{kind}" for data in ("paper", "letters") for kind in ("ctc", "prediction")}
     kinds |= {f"{data}-transducer" for data in ("paper", "letters", "speech", "pairs")}
     kinds |= {"speech-ctc", "cmudict-transducer", "sigmorphon-transducer"}
@@ -164,7 +164,7 @@ def test_there_are_recipes_for_the_papers_three_networks_and_a_practitioners():
 
 
 @pytest.mark.parametrize("kind", ["transducer", "ctc", "prediction"])
-def test_the_papers_recipes_are_the_papers(kind):
+def test_the_papers_recipes_have_the_papers_settings(kind):
     recipe = read_recipe(RECIPES[0].parent / f"paper-{kind}.toml")
     stop_at = "error_rate" if kind == "ctc" else "log_loss"
     assert recipe == replace(

@@ -1,4 +1,4 @@
-"""Noise on weights and their averages, stretches and masks of frames."""
+"""Weight noise, averaged weights (EMA), and SpecAugment."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ import torch
 from transduce.data.batches import Batch, Example
 from transduce.data.pairs import Origin, Pair
 from transduce.training.recipe import SpecAugment
-from transduce.training.regularisation import Averages, spec_augment, weight_noise
+from transduce.training.regularisation import MovingAverage, spec_augment, weight_noise
 
 
-def test_noise_is_added_and_removed_to_the_last_bit():
+def test_noise_is_added_and_the_weights_are_restored_exactly():
     weights = [torch.randn(300, 200, requires_grad=True), torch.randn(7, requires_grad=True)]
     before = [tensor.detach().clone() for tensor in weights]
     generator = torch.Generator().manual_seed(0)
@@ -21,18 +21,18 @@ def test_noise_is_added_and_removed_to_the_last_bit():
     assert noise.std().item() == pytest.approx(0.075, rel=0.02)
     assert noise.mean().item() == pytest.approx(0, abs=0.002)
     with weight_noise(weights, 0.075, generator):
-        assert not torch.equal((weights[0] - before[0]).detach(), noise)  # drawn anew
+        assert not torch.equal((weights[0] - before[0]).detach(), noise)  # new noise
     assert all(torch.equal(a, b) for a, b in zip(weights, before, strict=True))
 
 
-def test_noise_is_removed_when_something_fails():
+def test_noise_is_removed_after_an_error():
     weights = [torch.zeros(3)]
     with pytest.raises(KeyError), weight_noise(weights, 1.0, torch.Generator()):
         raise KeyError
     assert weights[0].tolist() == [0, 0, 0]
 
 
-def test_no_noise_is_no_draw():
+def test_a_deviation_of_zero_draws_nothing():
     generator = torch.Generator().manual_seed(0)
     state = generator.get_state()
     with weight_noise([torch.zeros(3)], 0.0, generator):
@@ -44,7 +44,7 @@ def batch_of(lengths, size=8):
     return Batch.of([Example(pair, torch.ones(T, size), torch.ones(1).long()) for T in lengths])
 
 
-def test_masks_in_time_are_bands_no_wider_than_allowed():
+def test_time_masks_are_bands_within_the_width_and_the_share():
     torch.manual_seed(0)
     batch = batch_of([100] * 200 + [10] * 200)
     frames = spec_augment(batch, SpecAugment(time_masks=1, time_width=25, time_share=0.2)).frames
@@ -55,10 +55,10 @@ def test_masks_in_time_are_bands_no_wider_than_allowed():
     assert widths.min() == 0
     edges = (gone[:, 1:] != gone[:, :-1]).sum(1)
     assert edges.max() <= 2  # one band each
-    assert gone[:200].any(0).all()  # anywhere
+    assert gone[:200].any(0).all()  # at any place
 
 
-def test_masks_in_frequency_are_the_same_in_every_frame():
+def test_frequency_masks_are_the_same_in_every_frame():
     torch.manual_seed(0)
     batch = batch_of([9] * 300)
     frames = spec_augment(batch, SpecAugment(frequency_masks=1, frequency_width=3)).frames
@@ -67,7 +67,7 @@ def test_masks_in_frequency_are_the_same_in_every_frame():
     assert gone.sum(1).max() == 3 and gone.any(0).all()
 
 
-def test_text_and_settings_of_nothing_leave_all_as_it_is():
+def test_text_is_not_masked_and_the_default_settings_change_nothing():
     batch = batch_of([5, 3])
     assert spec_augment(batch, SpecAugment()).frames.equal(batch.frames)
     ids = Batch(batch.pairs, torch.ones(2, 5).long(), *[batch.num_frames] * 3)
@@ -76,7 +76,7 @@ def test_text_and_settings_of_nothing_leave_all_as_it_is():
 
 
 def ramps(lengths, size=8):
-    """Frames that say where they are: number t of item b has 10 b + t, coefficient d adds d/10."""
+    """Return frames whose numbers tell their place: 10 b + t + d/10 in item b, frame t."""
     pair = Pair("a", (), (), Origin(Path("a.tsv"), 1))
     return Batch.of(
         [
@@ -109,14 +109,14 @@ def test_a_spectrum_is_stretched_from_its_lowest_coefficient():
     torch.manual_seed(0)
     batch = ramps([4] * 200, size=11)
     frames = spec_augment(batch, SpecAugment(frequency_stretch=0.2)).frames
-    coefficients = (frames - batch.frames[:, :, :1]) * 10  # where each came from
+    coefficients = (frames - batch.frames[:, :, :1]) * 10  # the source of each
     factor = coefficients[:, 0, 1]
     assert 0.8 <= factor.min() < 0.82 and 1.18 < factor.max() <= 1.21
     expected = (factor[:, None] * torch.arange(11)).clamp(max=10)
     torch.testing.assert_close(coefficients, expected[:, None].expand(-1, 4, -1), rtol=0, atol=0.05)
 
 
-def test_copies_are_stretched_alike_and_masked_each_by_itself():
+def test_copies_are_stretched_alike_and_have_different_masks():
     batch = batch_of([30, 20])
     torch.manual_seed(0)
     views = spec_augment(batch, SpecAugment(time_masks=1, time_stretch=0.3), copies=2)
@@ -130,7 +130,7 @@ def test_copies_are_stretched_alike_and_masked_each_by_itself():
     assert torch.equal(one[kept], other[kept])
 
 
-def test_copies_of_text_are_alike():
+def test_copies_of_text_are_equal():
     text = Batch.of(
         [Example(Pair("a", (), (), Origin(Path("a.tsv"))), torch.tensor([1, 2]), torch.tensor([3]))]
     )
@@ -139,33 +139,33 @@ def test_copies_of_text_are_alike():
     assert views.num_labels.tolist() == [1, 1]
 
 
-def test_averages_are_those_of_the_weights_after_every_step():
+def test_the_average_is_exponential_over_the_steps():
     weight = torch.zeros(3)
-    averages = Averages([weight], 0.9)
+    average = MovingAverage([weight], 0.9)
     seen = []
     for step in range(1, 200):
         weight += torch.randn(3)
-        averages.update(step)
+        average.update(step)
         seen.append(weight.clone())
     expected = sum(0.1 * 0.9 ** (198 - i) * one for i, one in enumerate(seen))
-    torch.testing.assert_close(averages.tensors[0], expected, rtol=1e-3, atol=1e-4)
-    with averages.in_place():
+    torch.testing.assert_close(average.tensors[0], expected, rtol=1e-3, atol=1e-4)
+    with average.in_place():
         torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4)
     assert torch.equal(weight, seen[-1])
 
 
-def test_early_steps_are_not_outweighed_by_the_weights_at_the_start():
+def test_the_initial_weights_are_soon_forgotten():
     weight = torch.full((2,), 5.0)
-    averages = Averages([weight], 0.999)
+    average = MovingAverage([weight], 0.999)
     weight.zero_()
     for step in range(1, 41):
-        averages.update(step)
-    assert averages.tensors[0].max() < 1e-3
+        average.update(step)
+    assert average.tensors[0].max() < 1e-3
 
 
-def test_averages_that_forget_all_are_the_weights():
+def test_a_decay_of_zero_keeps_the_weights_themselves():
     weight = torch.randn(50)
-    averages = Averages([weight], 0.0)
+    average = MovingAverage([weight], 0.0)
     weight += torch.randn(50)
-    averages.update(7)
-    assert torch.equal(averages.tensors[0], weight)
+    average.update(7)
+    assert torch.equal(average.tensors[0], weight)

@@ -345,7 +345,7 @@ def test_memory_is_reported_before_the_first_step(tmp_path):
     recipe = toy_recipe(tmp_path, max_epochs=1)
     fit(recipe, tmp_path / "run", progress=Progress(Console(file=file)))
     first, epoch = file.getvalue().splitlines()
-    assert "100 sequences to learn from" in first
+    assert "100 training sequences" in first
     assert "the largest step has 8 of up to 6 frames and 6 labels" in first
     assert first.endswith(" MB beside the weights")
     assert epoch.startswith("epoch 1: ")

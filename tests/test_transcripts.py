@@ -24,26 +24,26 @@ def transcript(*hypotheses, **options):
     return Transcript("a.wav", hypotheses or (BEST,), PHONES, " ", **options)
 
 
-def test_one_hypothesis_is_its_output_alone():
+def test_one_hypothesis_prints_as_its_output():
     assert transcript().as_text() == 'AA B B "'
 
 
-def test_characters_are_written_together():
+def test_characters_are_joined_without_spaces():
     letters = Transcript("word", (SECOND,), Alphabet("xyz"), "")
     assert letters.as_text() == "y"
 
 
-def test_several_hypotheses_come_with_their_probabilities():
+def test_several_hypotheses_print_with_their_probabilities():
     assert transcript(BEST, SECOND).as_text() == '0.6065\tAA B B "\n0.1353\tB'
 
 
-def test_timestamps_are_seconds_of_sound_and_vectors_of_anything_else():
+def test_timestamps_are_seconds_for_sound_and_vectors_otherwise():
     lines = transcript(seconds_per_vector=0.01).as_text(timestamps=True).splitlines()
     assert lines[0] == "AA\t0.010\t0.020\t0.030\t0.900"
     assert transcript().as_text(timestamps=True).splitlines()[0] == "AA\t1\t2\t3\t0.900"
 
 
-def test_json_has_every_hypothesis_and_its_times():
+def test_json_has_every_hypothesis_with_its_timings():
     line = json_lines([transcript(BEST, SECOND, seconds_per_vector=0.5, seconds=6.0)])
     found = json.loads(line)
     assert [h["symbols"] for h in found["hypotheses"]] == [["AA", "B", "B", '"'], ["B"]]
@@ -65,7 +65,7 @@ def test_a_textgrid_covers_the_sound_without_gaps():
     assert found[0][0] == 0 and found[-1][1] == 1.2
     for (_, end, _), (start, _, _) in pairwise(found):
         assert end == pytest.approx(start)
-    assert found[2][:2] == pytest.approx((0.5, 0.55))  # two labels of one vector
+    assert found[2][:2] == pytest.approx((0.5, 0.55))  # two labels share one vector
 
 
 def test_an_empty_output_is_one_empty_interval():

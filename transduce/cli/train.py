@@ -111,8 +111,9 @@ def demo(*, run: Path = Path("runs/demo"), seed: int = 0, figure: Path | None = 
 def _fit(recipe: Recipe, folder: Path, resume: bool) -> None:
     from transduce.training.fit import fit
 
-    if recipe.train.precision == "tf32":  # the process is ours, so the switch is ours to set
-        torch.set_float32_matmul_precision("high")
+    # The process is ours, so PyTorch's switch for TF32 is ours to set.
+    in_full = recipe.train.precision == "32-true"
+    torch.set_float32_matmul_precision("highest" if in_full else "high")
 
     with _training_errors():
         fit(recipe, folder, resume=resume, validate=validation_error)

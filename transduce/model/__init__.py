@@ -1,1 +1,1 @@
-"""A trained network: its file, its inputs, its transcripts."""
+"""Trained networks: their files, inputs, transcripts and evaluation."""

@@ -1,7 +1,7 @@
-"""A model's file: the network's weights, and everything that is needed to use them.
+"""The file of a model: the weights of a network, its configuration and its signature.
 
-Tensors are the weights, under `network.`, and the statistics of the features; weights in int8 have
-the scales of their rows under `scales.network.`. The rest is JSON in the file's header.
+The tensors are the weights, named `network.*`, and the statistics of the features. Weights in int8
+have scales of their rows, named `scales.network.*`. The rest is JSON in the file's header.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Network = Transducer | CTC | NextLabelPredictor | Ensemble
 
 @dataclass(frozen=True)
 class TrainingStatus:
-    """How far the training of a model had come, and how good it was then."""
+    """The length of a model's training, and its results on the validation set."""
 
-    epoch: int = 0  # complete passes through the training set
+    epoch: int = 0  # complete passes over the training set
     step: int = 0
     bits_per_label: float | None = None  # on the validation set
     error_rate: float | None = None  # on the validation set
@@ -65,10 +65,10 @@ class TrainedModel:
 
 
 def save_model(model: TrainedModel, path: Path, dtype: torch.dtype | None = None) -> None:
-    """Write a model into a run's folder, or under a file's name, whole or not at all.
+    """Write a model into a run's folder or to a file; an error leaves the old file in place.
 
-    The weights are written in `dtype`: torch.float16 takes half the room, torch.int8 a quarter. A
-    network that is loaded has float32 again.
+    The weights are stored in `dtype`: torch.float16 takes half the space of float32, torch.int8 a
+    quarter. Loading converts them to float32.
     """
     if isinstance(model.network, Ensemble):
         raise ValueError("an ensemble has no file of its own; save its members")
@@ -85,7 +85,7 @@ def save_model(model: TrainedModel, path: Path, dtype: torch.dtype | None = None
         tensors["statistics.deviation"] = signature.statistics.deviation
     header = {
         "network": asdict(model.config),
-        "standing": asdict(model.status),
+        "standing": asdict(model.status),  # the key in the files that ship
         "targets": signature.targets.symbols,
         "target_notation": asdict(signature.target_notation),
         "sources": signature.sources and signature.sources.symbols,
@@ -96,7 +96,7 @@ def save_model(model: TrainedModel, path: Path, dtype: torch.dtype | None = None
 
 
 def load_model(path: Path) -> TrainedModel:
-    """Load the model of a run's folder, or of a file, onto the CPU, in eval mode."""
+    """Load the model of a run's folder or of a file onto the CPU, in eval mode."""
     if path.is_dir():
         path = path / MODEL_FILE
     tensors, header = read_tensors(path, "a model")
@@ -122,19 +122,21 @@ def load_ensemble(paths: Sequence[Path]) -> TrainedModel:
     for path, model in zip(paths, models, strict=True):
         if not isinstance(model.network, Transducer):
             raise CheckpointError(
-                f"{path} is of the kind {model.config.network}; an ensemble is of transducers"
+                f"{path} is of the kind {model.config.network}; an ensemble is of transducers, so "
+                "leave it out"
             )
         members.append(model.network)
         if differs := first.signature.difference(model.signature):
             raise CheckpointError(
                 f"{path} has other {differs} than {paths[0]}; give runs trained on the same data"
             )
-    # The members know their own direction.
+    # Each member has its own direction.
     config = replace(first.config, backwards=False)
     return TrainedModel(Ensemble(members), config, first.signature)
 
 
 def _signature(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Signature:
+    """Make the signature of a file's header and tensors."""
     optional: dict[str, Any] = {}
     if header["sources"] is not None:
         optional["sources"] = Alphabet(header["sources"])
@@ -150,12 +152,12 @@ def _signature(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sign
 
 
 def network_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Return a network's weights under the names that they have in a file."""
+    """Return a network's weights by their names in a file."""
     return {f"network.{name}": weights for name, weights in network.state_dict().items()}
 
 
 def load_network_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put weights that were read from a file into a network."""
+    """Copy the weights of a file's tensors into a network."""
     prefix = "network."
     network.load_state_dict(
         {

@@ -1,4 +1,4 @@
-"""Measure a trained network: its log-loss and error rate on pairs that have targets."""
+"""Evaluate a trained network: its log-loss and error rate on pairs with targets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from transduce.model.model import Model, batches_of, search_examples
 from transduce.model.transcripts import Transcript
 
 GREEDY = SearchOptions(with_timings=False)
-Done = Callable[[int], None]  # is told how many more examples are done
+Done = Callable[[int], None]  # called with the number of examples since the last call
 
 
 def evaluate(
@@ -40,8 +40,8 @@ def evaluate(
 ) -> Evaluation:
     """Return a network's log-loss and error rate on pairs.
 
-    Outputs are compared as symbols, so a target may have symbols that the network has never seen.
-    The log-loss is over the pairs whose targets it knows and can align.
+    Outputs and targets are compared as symbols, so a target may have symbols that the network does
+    not know. The log-loss is over the pairs whose targets the network knows and can align.
     """
     model = Model.of(model)
     name, epochs = model.network.kind, model.status.epoch or None
@@ -61,10 +61,10 @@ def evaluate(
 
 
 def validation_error(model: TrainedModel, examples: Sequence[Example]) -> float:
-    """Return the error rate of a network's greedy outputs, for `training.fit`."""
+    """Return the error rate of the greedy search, as `training.fit` needs it."""
     if not model.network.reads_input:
         return _misclassification_rate(model, examples)
-    with warnings.catch_warnings():  # an untrained network may emit without end
+    with warnings.catch_warnings():  # an untrained network may emit labels endlessly
         warnings.filterwarnings("ignore", "max_labels_per_frame")
         found = search_examples(model, examples, GREEDY)
     outputs = [[str(k) for k in best[0].labels] for best in found]
@@ -95,7 +95,7 @@ def _bits(model: TrainedModel, examples: Sequence[Example]) -> float:
 
 @torch.no_grad()
 def _misclassification_rate(model: TrainedModel, examples: Sequence[Example]) -> float:
-    """Return the share of labels that are not the likeliest, given the labels before them."""
+    """Return the share of labels that are not the most probable after the labels before them."""
     network = model.network.eval()
     wrong = sum(
         misclassified(network(batch.labels), batch.labels, batch.num_labels, with_null=False)

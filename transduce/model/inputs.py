@@ -1,4 +1,4 @@
-"""The inputs of a command: sound, frames, manifests and text, in files or on standard input."""
+"""Read the inputs of a command: sound, frames, manifests and text, from files or stdin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOUNDS = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".sph", ".nist"}
 
 
 def read_inputs(signature: Signature, files: Sequence[Path]) -> Iterator[Pair]:
-    """Yield the inputs in some files, without targets; without files, lines of standard input."""
+    """Yield the inputs of the files as pairs without targets; without files, those of stdin."""
     if not files:
         yield from _line_pairs(signature, sys.stdin, Path("standard input"))
     for file in files:
@@ -30,7 +30,7 @@ def read_inputs(signature: Signature, files: Sequence[Path]) -> Iterator[Pair]:
 
 
 def read_input(signature: Signature, source: str) -> Pair:
-    """Return one input: a line of text, or a file of sound or frames, as the network takes it."""
+    """Return one input as a pair: a line of text, or a file of sound or frames."""
     if signature.source_notation is not None:
         wanted, text = "a line of text", source.strip()
         symbols = signature.source_notation.symbols(text)
@@ -38,12 +38,12 @@ def read_input(signature: Signature, source: str) -> Pair:
     else:
         wanted, pair = "a sound file or a .npy file", _file_pair(Path(source))
     if pair is None:
-        raise DataError(f"the input {source!r} is not {wanted}, which is what the network takes")
+        raise DataError(f"the input {source!r} is not {wanted}, which the network takes; give one")
     return pair
 
 
 def read_spectrogram(signature: Signature, pair: Pair) -> Tensor | None:
-    """Return the spectrogram [num_frames, channels] of a pair's sound; None if it has none."""
+    """Return the spectrogram [num_frames, channels] of a pair's sound; None without sound."""
     features = signature.features
     if features is None or not isinstance(pair.source, Audio):
         return None
@@ -51,7 +51,7 @@ def read_spectrogram(signature: Signature, pair: Pair) -> Tensor | None:
 
 
 def _file_pair(file: Path) -> Pair | None:
-    """Return the input that a file of sound or frames is; None if it is another kind of file."""
+    """Return the pair of a file of sound or frames; None for another kind of file."""
     if file.suffix == ".npy":
         return Pair(file.stem, Frames(file), (), Origin(file))
     if file.suffix.lower() in SOUNDS:
@@ -60,7 +60,7 @@ def _file_pair(file: Path) -> Pair | None:
 
 
 def _line_pairs(signature: Signature, lines: Iterable[str], file: Path) -> Iterator[Pair]:
-    """Yield an input for each line that is not blank."""
+    """Yield a pair for each line that is not blank."""
     notation = signature.source_notation
     for number, line in enumerate(lines, 1):
         origin = Origin(file, number)
@@ -71,9 +71,10 @@ def _line_pairs(signature: Signature, lines: Iterable[str], file: Path) -> Itera
 
 
 def _lines(file: Path) -> list[str]:
+    """Read the lines of a text file; raise a DataError if it is none."""
     try:
         return file.read_text("utf-8").splitlines()
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}); check the path") from None
     except UnicodeDecodeError:
-        raise DataError(f"{file} is neither text nor a sound file that is known") from None
+        raise DataError(f"{file} is neither text nor a known sound file; convert it") from None

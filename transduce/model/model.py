@@ -1,4 +1,4 @@
-"""Trained models as functions of their input: those that ship with the package, and any other."""
+"""Trained models as functions of their input: the models that ship, and any other."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from transduce.model.tensors import CheckpointError
 from transduce.model.transcripts import Transcript
 
 FOLDER = Path(__file__).parent / "weights"  # NAME.safetensors and its card, NAME.md
-# Inputs that are held at once: the first results come sooner with fewer, and all results with more.
+# Inputs held at once: fewer give the first results sooner, more give all results sooner.
 FIRST_INPUTS, MOST_INPUTS = 64, 2048
-MOST_FRAMES = 200_000  # held at once, whatever the number of inputs: half an hour of sound
-# Frames that are searched at once: caches like few, GPUs many.
+MOST_FRAMES = 200_000  # held at once, half an hour of sound: memory against full batches
+# Frames searched at once: few fit the caches of a CPU, many fill a GPU.
 SEARCHED_FRAMES = {"cpu": 4096, "cuda": 200_000}
 # Inputs that PyTorch's own operations finish before compiled kernels would be loaded, let alone
 # compiled: none longer than SHORT frames, and in all so many frames. A greedy search takes all
@@ -36,7 +36,7 @@ CELLS = 1_000_000  # of padded lattice whose losses are computed at once
 
 
 def load(*models: str | Path) -> Model:
-    """Load a model by its name, its run's folder or its .safetensors file; several are an ensemble.
+    """Load a model by name, run folder or .safetensors file; several make an ensemble.
 
     load("english-pronouncer")("transducer")
     """
@@ -51,7 +51,7 @@ def model_names() -> list[str]:
 
 
 def model_path(model: str | Path) -> Path:
-    """Return a path that exists, or else the file of the model that ships under that name."""
+    """Return the path if it exists, or else the file of the model that ships under that name."""
     if Path(model).exists():
         return Path(model)
     names = model_names()
@@ -63,20 +63,20 @@ def model_path(model: str | Path) -> Path:
 
 @dataclass(frozen=True, eq=False)
 class Model(TrainedModel):
-    """A trained model to call, on one input or on a list of them.
+    """A trained model as a function of one input or of a list of inputs.
 
-    A model of text takes a word or line; letters that it does not know are tried in the other case,
-    and a DataError names one that it does not know at all. A model of sound takes the path of a
+    A model of text takes a word or line. It tries a letter that it does not know in the other case,
+    and raises a DataError if it does not know that either. A model of sound takes the path of a
     sound file, samples [N] in [-1, 1] at its own rate, or frames [T, D].
 
-    The result prints as the output: `str(model("word"))`. It has the `symbols` of the best
-    hypothesis, and `hypotheses` with their probabilities and, where asked for, timings. A model may
-    be called from many threads.
+    The result is a transcript: `str(model("word"))` is the output, `symbols` are those of the best
+    hypothesis, and `hypotheses` have probabilities and, on request, timings. Many threads may call
+    a model at once.
     """
 
     @classmethod
     def of(cls, trained: TrainedModel) -> Model:
-        """Make a callable model of a trained one."""
+        """Make a callable model of a trained model."""
         if isinstance(trained, Model):
             return trained
         return cls(**{part.name: getattr(trained, part.name) for part in fields(trained)})
@@ -107,8 +107,8 @@ class Model(TrainedModel):
     ) -> Transcript | list[Transcript]:
         """Return the transcript of an input; of a list of inputs, a list of transcripts.
 
-        Width 1 is the greedy search unless N-best or timings are asked for. Further options are the
-        fields of `SearchOptions`.
+        Width 1 is the greedy search, unless the options ask for several hypotheses or timings.
+        Further options are the fields of `SearchOptions`.
         """
         asked = SearchOptions(
             max(beam_width, n_best), n_best=n_best, with_timings=with_timings, **options
@@ -129,10 +129,11 @@ class Model(TrainedModel):
         unknown: Unknown = "refuse",
         at_once: int = MOST_INPUTS,
     ) -> Iterator[Transcript | DataError]:
-        """Yield the transcript of each input, in their order, while inputs still come.
+        """Yield the transcript of each input, in order; inputs may come from a generator.
 
-        An input that cannot be read yields the DataError that says why. At most `at_once` inputs
-        are held at a time, fewer at first, so that the first results come soon.
+        For an input that cannot be read, yield the DataError. At most `at_once` inputs are held at
+        a time, and fewer at first, so that the first results come soon; files of sound are also
+        read ahead, two for each thread.
         """
         size, held, frames = min(FIRST_INPUTS, at_once), list[Example | DataError](), 0
         for one in self._read(sources, unknown):
@@ -144,7 +145,7 @@ class Model(TrainedModel):
         yield from self._transcripts(held, options)
 
     def _read(self, sources: Iterable[Source], unknown: Unknown) -> Iterator[Example | DataError]:
-        """Make examples of inputs; files of sound are read ahead in threads."""
+        """Yield the example or the error of each input; read files of sound ahead in threads."""
 
         def read(source: Source) -> Example | DataError:
             try:
@@ -167,13 +168,14 @@ class Model(TrainedModel):
     def _transcripts(
         self, read: Sequence[Example | DataError], options: SearchOptions
     ) -> Iterator[Transcript | DataError]:
+        """Search all examples at once; yield transcripts and errors in order."""
         examples = [one for one in read if isinstance(one, Example)]
         found = iter(search_examples(self, examples, options))
         for one in read:
             yield one if isinstance(one, DataError) else self.transcript(one, next(found))
 
     def transcript(self, example: Example, hypotheses: Hypotheses) -> Transcript:
-        """Write hypotheses in symbols, and times in seconds if the input is sound."""
+        """Make a transcript of an example's hypotheses, with times in seconds if it is sound."""
         signature = self.signature
         shift = seconds = None
         if signature.features is not None and not isinstance(example.pair.source, Frames):
@@ -183,15 +185,15 @@ class Model(TrainedModel):
         return Transcript(example.pair.name, hypotheses, *written, shift, seconds)
 
     def to(self, device: torch.device | str) -> Model:
-        """Move the model to a device, and return it."""
+        """Move the network to a device; return the model."""
         self.network.to(device)
         return self
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Path:
-        """Write the model into a folder, which `load` reads, and return the file's path.
+        """Write the model into a folder, for `load`; return the path of the file.
 
-        The file has the weights, in `dtype`, and everything that is needed to use them: alphabets,
-        notations, feature settings and statistics.
+        The file has the weights, in `dtype`, and the signature: alphabets, notations, feature
+        settings and statistics.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -213,7 +215,7 @@ class Model(TrainedModel):
 def search_examples(
     model: TrainedModel, examples: Sequence[Example], options: SearchOptions
 ) -> list[Hypotheses]:
-    """Return the hypotheses of each example, in their order."""
+    """Return the hypotheses of each example, in the order of the examples."""
     network, device = model.network, model.device
     found: list[Hypotheses] = [()] * len(examples)
     unlabelled = [
@@ -240,7 +242,7 @@ def _backend(num_frames: list[int], options: SearchOptions, device: torch.device
 def batches_of(
     model: TrainedModel, examples: Sequence[Example], max_cells: int = CELLS
 ) -> Iterator[tuple[list[int], Batch]]:
-    """Yield batches of like lengths on the model's device, and which examples each has."""
+    """Yield batches of similar lengths on the model's device, each with its examples' indices."""
     largest = max((max(1, e.num_frames) * (e.num_labels + 1) for e in examples), default=1)
     batches = Batches(examples, max(max_cells, largest), 0)
     for indices in batches.by_length():

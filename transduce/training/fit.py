@@ -1,7 +1,7 @@
-"""One loop that trains any of the three networks, on Lightning Fabric.
+"""The loop that trains any of the three networks, on Lightning Fabric.
 
-A step's noise, masks and dropout are drawn from its own seed, so that the random state of a run is
-the number of its steps, and a run that goes on after a kill is the run that was never stopped.
+Each step draws its noise, masks and dropout from a seed of its own. So the number of steps is all
+the random state of a run, and a run that is killed and resumed ends like one that is not.
 """
 
 from __future__ import annotations
@@ -48,40 +48,40 @@ from transduce.training.pretraining import (
 )
 from transduce.training.progress import Progress
 from transduce.training.recipe import Recipe, TrainConfig, read_recipe, recipe_toml
-from transduce.training.regularisation import Averages, spec_augment, weight_noise
+from transduce.training.regularisation import MovingAverage, spec_augment, weight_noise
 
 LAST_FILE, METRICS_FILE = "last.safetensors", "metrics.jsonl"
 STATE = "the state of a run"
-# What may change when a run goes on: how long it goes, and where.
+# Settings that may change when a run is resumed: its length and its devices.
 MAY_CHANGE = {"max_epochs", "patience", "save_every", "device", "devices", "machines"}
 
-# The error rate of a model on the validation set; the transducer's and CTC's need a decoder.
+# Returns the error rate of a model on the validation set, which takes a search.
 Validate = Callable[[TrainedModel, Sequence[Example]], float]
 
 
 class TrainingError(RuntimeError):
-    """A run that cannot begin or go on: one sentence with what to do."""
+    """The error of a run that cannot begin or continue: one sentence with the remedy."""
 
 
 class NonFiniteLoss(TrainingError):
-    """A loss that is no number, with the names of the pairs it is of."""
+    """The error of a loss that is not finite, with the names of its pairs."""
 
 
 @dataclass(frozen=True)
 class _Position:
-    """Where a run stands: with weights and optimiser, all that its future depends on."""
+    """The position of a run, which with weights and optimiser determines the rest of it."""
 
-    epoch: int = 0  # complete ones
-    batch: int = 0  # steps taken of the next one
-    step: int = 0  # steps taken in all
-    nats: float = 0.0  # the loss of the epoch so far
-    labels: int = 0  # that it is shared by
-    best_epoch: int = 0  # after which the validation was best
-    best: float | None = None  # what it then was
-    metrics_bytes: int = 0  # how much of metrics.jsonl there was
+    epoch: int = 0  # complete epochs
+    batch: int = 0  # steps of the current epoch
+    step: int = 0  # steps in all
+    nats: float = 0.0  # the summed loss of the current epoch so far
+    labels: int = 0  # the number of labels in that sum
+    best_epoch: int = 0  # the epoch with the best validation
+    best: float | None = None  # the result of that validation
+    metrics_bytes: int = 0  # the size of metrics.jsonl
 
     def after(self, nats: float, labels: int) -> _Position:
-        """One step on."""
+        """Return the position after one more step."""
         nats, labels = self.nats + nats, self.labels + labels
         return replace(self, batch=self.batch + 1, step=self.step + 1, nats=nats, labels=labels)
 
@@ -95,19 +95,19 @@ def fit(
     validate: Validate | None = None,
     progress: Progress | None = None,
 ) -> TrainedModel:
-    """Trains the recipe's network, and returns the best model, that of run/model.safetensors.
+    """Train the recipe's network, and return the best model, which is run/model.safetensors.
 
-    With `resume`, a run that was stopped goes on, to the same end; otherwise the folder must not
-    hold one. `validate` may be left out if the log-loss decides when to stop. A prediction network
-    needs none: its error rate is that of the next label.
+    With `resume`, continue the run in the folder to the result that it would have had without the
+    stop; without it, the folder must not hold a run. `validate` is needed if the error rate decides
+    when to stop. A prediction network needs none: its error rate is that of the next label.
     """
     config, reads_input = recipe.train, recipe.network.network != "prediction"
     if config.stop_at == "error_rate" and validate is None and reads_input:
-        raise TrainingError("train.stop_at is error_rate, but there is no `validate` to ask")
+        raise TrainingError("train.stop_at is error_rate, but there is no `validate`; give it")
     if config.consistency and not (recipe.network.dropout or config.spec_augment.num_masks):
         raise TrainingError(
-            "train.consistency compares what a network says of a sequence under two draws of "
-            "dropout or masks, and there are none; set network.dropout, or train.consistency to 0"
+            "train.consistency compares a network's outputs under two draws of dropout or masks, "
+            "and there are none; set network.dropout, or train.consistency to 0"
         )
     _check_folder(recipe, run_folder, resume)
     processes = config.devices * config.machines
@@ -119,6 +119,7 @@ def fit(
         precision="bf16-mixed" if config.precision == "bf16-mixed" else "32-true",
     )
     fabric.launch()
+    _check_precision(config.precision, fabric.device)
     if progress is None or not fabric.is_global_zero:
         progress = Progress(Console(quiet=not fabric.is_global_zero))
     if corpus is None:
@@ -126,7 +127,6 @@ def fit(
         if corpus.skipped:
             progress.say(skipped_report(corpus.skipped, len(corpus.training)))
     run = _Run(recipe, run_folder, corpus, fabric, validate, progress)
-    _check_precision(config.precision, fabric.device)
     with progress:
         run.train(resume)
     fabric.barrier()
@@ -134,7 +134,7 @@ def fit(
 
 
 class _Run:
-    """A run under way: the network, its optimiser, and where they stand."""
+    """A run: the network, its optimiser, and their position."""
 
     def __init__(
         self,
@@ -149,59 +149,59 @@ class _Run:
         self.fabric, self.validate, self.progress = fabric, validate, progress
         self.config = recipe.train
         self.copies = 2 if self.config.consistency else 1  # of each sequence in a step
-        self.plain = self._initial_network()
+        self.network = self._initial_network()
         training, validation = self._alignable(corpus.training), self._alignable(corpus.validation)
         limits = {"pooling": recipe.network.pooling, "max_cells": self.config.max_cells}
         sequences = self.config.max_sequences
         seed = self.config.seed
         self.batches = Batches(training, seed=seed, max_sequences=sequences, **limits)
         self.validation = Batches(validation, seed=seed, max_sequences=64, **limits)
-        objective = _Objective(self.plain, self.config.consistency)
-        optimiser = _optimiser(self.plain, self.config)
+        objective = _Objective(self.network, self.config.consistency)
+        optimiser = _optimiser(self.network, self.config)
         self.objective, self.optimiser = fabric.setup(objective, optimiser)
-        self.weights = list(self.plain.parameters())
-        self.averages = Averages(self.weights, self.config.averaging)
+        self.weights = list(self.network.parameters())
+        self.average = MovingAverage(self.weights, self.config.averaging)
         self.generator = torch.Generator(fabric.device)
         self.position = _Position()
         self.metrics = b""
-        self.board = self._tensorboard()
+        self.tensorboard = self._tensorboard_writer()
 
     def train(self, resume: bool) -> None:
-        """The loop: epochs of steps, a validation after each."""
+        """Train until the run is finished: epochs of steps, each with a validation."""
         if resume and (self.folder / LAST_FILE).is_file():
             self._load()
         else:
             self._write(CONFIG_FILE, recipe_toml(self.recipe).encode())
             self._save()
-        self.progress.say(self._memory())
+        self.progress.say(self._size_report())
         while not self._finished():
             at = self.position
             order = self.batches.epoch(at.epoch)
             self.progress.start_epoch(at.epoch + 1, len(order), at.batch)
-            begun = time.monotonic()
+            start = time.monotonic()
             for ids in order[at.batch :]:
                 nats, labels = self._step(ids, len(order))
                 at = self.position = at.after(nats, labels)
                 self.progress.step(len(ids), bits_per_label(at.nats, at.labels))
                 if self.config.save_every and at.step % self.config.save_every == 0:
                     self._save()
-            with self.averages.in_place():
-                self._end_epoch(time.monotonic() - begun)
+            with self.average.in_place():
+                self._end_epoch(time.monotonic() - start)
             self._save()
 
     def _step(self, ids: Sequence[int], num_steps: int) -> tuple[float, int]:
-        """One update of the weights; the summed loss of its sequences, and their labels.
+        """Update the weights once; return the summed loss of the sequences and their labels.
 
-        The sequences are shared among the processes. The gradient is that of the mean over all.
+        The processes share the sequences. The gradient is that of the mean loss over all of them.
         """
         config, fabric = self.config, self.fabric
         mine, share = list(ids[fabric.global_rank :: fabric.world_size]), 1.0
-        if not mine:  # a process must take part in every step: with a sequence that counts nothing
+        if not mine:  # every process must take part; a sequence of weight 0 changes nothing
             mine, share = list(ids[:1]), 0.0
         batch = next(self.batches.load([mine])).to(fabric.device)
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate(config, self.position.step, self._passed(num_steps))
-        # Every process has the same noise, and its own masks and dropout.
+        # All processes draw the same weight noise, and different masks and dropout.
         seed, step = config.seed, self.position.step
         self.generator.manual_seed(step_seed(seed, step, "noise"))
         torch.manual_seed(step_seed(seed, step, f"masks {fabric.global_rank}"))
@@ -214,44 +214,44 @@ class _Run:
             )
             if not math.isfinite(nats):
                 raise self._non_finite(batch, losses)
-            # Fabric takes the mean of the processes' gradients.
+            # Fabric averages the gradients of the processes.
             fabric.backward(objective.sum() * (share * fabric.world_size / len(ids)))
         if config.clip is not None:
             fabric.clip_gradients(self.objective, self.optimiser, max_norm=config.clip)
         self.optimiser.step()
         self.optimiser.zero_grad()
-        self.averages.update(self.position.step + 1)
+        self.average.update(self.position.step + 1)
         return nats, sum(self.batches.examples[i].num_labels for i in ids)
 
     @torch.no_grad()
-    def _validated(self) -> tuple[float, float | None]:
-        """The bits per label and the error rate on the validation set."""
+    def _validation_results(self) -> tuple[float, float | None]:
+        """Return the bits per label and the error rate on the validation set."""
         fabric = self.fabric
-        self.plain.eval()
+        self.network.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=fabric.device)  # nats, labels, mistakes
         mine = self.validation.by_length()[fabric.global_rank :: fabric.world_size]
         for batch in self.validation.load(mine):
             batch = batch.to(fabric.device)
-            sums[0] += self.plain.losses(batch).double().sum()
+            sums[0] += self.network.losses(batch).double().sum()
             sums[1] += batch.num_labels.sum()
-            if not self.plain.reads_input:
-                found = self.plain(batch.labels)
+            if not self.network.reads_input:
+                found = self.network(batch.labels)
                 sums[2] += misclassified(found, batch.labels, batch.num_labels, with_null=False)
         nats, labels, wrong = cast(Tensor, fabric.all_reduce(sums, reduce_op="sum")).tolist()
-        error_rate = None if self.plain.reads_input else wrong / labels
+        error_rate = None if self.network.reads_input else wrong / labels
         if self.validate is not None and fabric.is_global_zero:
             error_rate = self.validate(self._model(), self.corpus.validation)
         return bits_per_label(nats, round(labels)), fabric.broadcast(error_rate)
 
     def _end_epoch(self, seconds: float) -> None:
-        """Validates, keeps the model if it is the best, and writes the metrics."""
+        """Validate, save the model if it is the best so far, and write the metrics."""
         at, config = self.position, self.config
         last = at.epoch + 1 == config.max_epochs
         if (at.epoch + 1) % config.validate_every and not last:
             self.progress.end_epoch(bits_per_label(at.nats, at.labels), seconds)
             self.position = replace(at, epoch=at.epoch + 1, batch=0, nats=0.0, labels=0)
             return
-        bits, error_rate = self._validated()
+        bits, error_rate = self._validation_results()
         value = error_rate if config.stop_at == "error_rate" else bits
         if value is None or not math.isfinite(value):
             raise NonFiniteLoss(
@@ -269,31 +269,33 @@ class _Run:
         self.metrics += json.dumps(measured).encode() + b"\n"
         self._write(METRICS_FILE, self.metrics)
         for name, number in measured.items():
-            if self.board is not None and number is not None:
-                self.board.add_scalar(name, number, status.step)
+            if self.tensorboard is not None and number is not None:
+                self.tensorboard.add_scalar(name, number, status.step)
         self.progress.end_epoch(training_bits, seconds, bits, error_rate, is_best)
         self.position = replace(
             at, epoch=status.epoch, batch=0, nats=0.0, labels=0, metrics_bytes=len(self.metrics)
         )
 
-    # --- What is asked of a run ---
+    # --- The parts of a run ---
 
     def _finished(self) -> bool:
+        """Return whether max_epochs or patience has run out."""
         at = self.position
         return at.epoch >= self.config.max_epochs or (
             at.epoch - at.best_epoch >= self.config.patience
         )
 
     def _passed(self, num_steps: int) -> float:
-        """The share of the longest run that is over."""
+        """Return the share of max_epochs that is over."""
         return (self.position.epoch + self.position.batch / num_steps) / self.config.max_epochs
 
     def _model(self, status: TrainingStatus | None = None) -> TrainedModel:
+        """Return the network with its signature and status."""
         network, signature = self.recipe.network, self.corpus.signature
-        return TrainedModel(self.plain, network, signature, status or TrainingStatus())
+        return TrainedModel(self.network, network, signature, status or TrainingStatus())
 
-    def _memory(self) -> str:
-        """What the largest step of the first epoch will take."""
+    def _size_report(self) -> str:
+        """Report the sizes of the run and the predicted memory of its largest step."""
         network, world = self.recipe.network, self.fabric.world_size
         sizes = NetworkSizes(
             num_labels=len(self.corpus.signature.targets),
@@ -305,17 +307,17 @@ class _Run:
         largest = max(shared, key=lambda shape: predicted_bytes(shape, sizes, device))
         megabytes = predicted_bytes(largest, sizes, device) / 2**20
         B, T, U = largest
-        weights = sum(weights.numel() for weights in self.plain.parameters())
+        weights = sum(weights.numel() for weights in self.network.parameters())
         return (
-            f"{weights:,} weights; {len(self.batches.examples):,} sequences to learn from; the "
-            f"largest step has {B} of up to {T} frames and {U} labels, and will take about "
+            f"{weights:,} weights; {len(self.batches.examples):,} training sequences; the largest "
+            f"step has {B} of up to {T} frames and {U} labels, and will take about "
             f"{megabytes:.1f} MB beside the weights"
         )
 
     def _alignable(self, examples: Sequence[Example]) -> list[Example]:
         """Return the examples that the network can align with their labels."""
-        alignable = [example for example in examples if self.plain.can_align(example)]
-        name = self.plain.kind
+        alignable = [example for example in examples if self.network.can_align(example)]
+        name = self.network.kind
         if len(alignable) < len(examples):
             self.progress.say(
                 f"{name} cannot align {len(examples) - len(alignable)} of {len(examples)} "
@@ -327,6 +329,7 @@ class _Run:
         return alignable
 
     def _initial_network(self) -> Transducer | CTC | NextLabelPredictor:
+        """Build the network, and copy the pretrained parts that the recipe names into it."""
         signature = self.corpus.signature
         torch.manual_seed(self.config.seed)
         network = build_network(self.recipe.network, signature.input_size, len(signature.targets))
@@ -348,6 +351,7 @@ class _Run:
         return network
 
     def _non_finite(self, batch: Batch, losses: Tensor) -> NonFiniteLoss:
+        """Return the error that names the pairs whose losses are not finite."""
         bad = [
             pair.name
             for pair, finite in zip(batch.pairs, losses.isfinite().tolist(), strict=True)
@@ -358,6 +362,7 @@ class _Run:
         return NonFiniteLoss(f"the loss of {names} is not finite at {where}; {self._advice()}")
 
     def _advice(self) -> str:
+        """Return the remedy of a loss that is not finite."""
         return (
             f"the last good state is in {self.folder / LAST_FILE}; lower train.learning_rate, or "
             "set train.clip"
@@ -366,26 +371,28 @@ class _Run:
     # --- The folder ---
 
     def _write(self, name: str, content: bytes) -> None:
+        """Write a file of the run's folder, in the first process alone."""
         if self.fabric.is_global_zero:
             write_by_rename(self.folder / name, content)
 
     def _save(self) -> None:
-        """The state, in one file: a kill leaves this one or the one before."""
+        """Write the state in one file; a kill leaves this state or the one before."""
         if not self.fabric.is_global_zero:
             return
-        tensors = network_tensors(self.plain)
+        tensors = network_tensors(self.network)
         if not all(bool(weights.isfinite().all()) for weights in tensors.values()):
             raise NonFiniteLoss(
                 f"a weight is not finite after step {self.position.step}; {self._advice()}"
             )
         for i, state in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{i}.{key}": t for key, t in state.items() if t is not None}
-        tensors |= {f"average.{i}": tensor for i, tensor in enumerate(self.averages.tensors)}
+        tensors |= {f"average.{i}": tensor for i, tensor in enumerate(self.average.tensors)}
         write_tensors(self.folder / LAST_FILE, tensors, {"position": asdict(self.position)}, STATE)
 
     def _load(self) -> None:
+        """Read the state, and cut the metrics to their size at that time."""
         tensors, header = read_tensors(self.folder / LAST_FILE, STATE)
-        load_network_tensors(self.plain, tensors)
+        load_network_tensors(self.network, tensors)
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("optimiser."):
@@ -393,7 +400,7 @@ class _Run:
                 state.setdefault(int(i), {})[key] = tensor
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": state, "param_groups": groups})
-        for number, average in enumerate(self.averages.tensors):
+        for number, average in enumerate(self.average.tensors):
             average.copy_(tensors[f"average.{number}"])
         self.position = replace_settings(_Position(), header["position"])
         metrics = self.folder / METRICS_FILE
@@ -401,8 +408,8 @@ class _Run:
         self.metrics = written[: self.position.metrics_bytes]
         self._write(METRICS_FILE, self.metrics)
 
-    def _tensorboard(self) -> Any:
-        """A writer of TensorBoard's events, where it is installed."""
+    def _tensorboard_writer(self) -> Any:
+        """Return a writer of TensorBoard events; None if TensorBoard is not installed."""
         if find_spec("tensorboard") is None or not self.fabric.is_global_zero:
             return None
         from torch.utils.tensorboard import SummaryWriter
@@ -411,7 +418,7 @@ class _Run:
 
 
 class _Objective(nn.Module):
-    """The function of a batch that training minimises, as one module: Fabric wraps its forward."""
+    """The objective of training as a module, because Fabric wraps the forward of a module."""
 
     def __init__(self, network: Transducer | CTC | NextLabelPredictor, consistency: float) -> None:
         super().__init__()
@@ -428,7 +435,7 @@ class _Objective(nn.Module):
 
 
 def _check_precision(precision: str, device: torch.device) -> None:
-    """Raise TrainingError if TF32 is asked for and PyTorch has not been told to use it."""
+    """Raise TrainingError if the recipe asks for TF32 and PyTorch has not enabled it."""
     switch = torch.backends.cuda.matmul.fp32_precision
     if precision == "tf32" and device.type == "cuda" and switch != "tf32":
         raise TrainingError(
@@ -438,7 +445,7 @@ def _check_precision(precision: str, device: torch.device) -> None:
 
 
 def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
-    """Whether the folder may have this run in it."""
+    """Raise TrainingError if the folder holds a run that this one would change."""
     if not (folder / LAST_FILE).is_file():
         return
     if not resume:
@@ -447,18 +454,18 @@ def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
     for name, value in now.items():
         if value != before[name] and name.removeprefix("train.") not in MAY_CHANGE:
             raise TrainingError(
-                f"the run in {folder} has {name} {before[name]}, not {value}; go on with its own "
-                "settings, or choose another folder"
+                f"the run in {folder} has {name} {before[name]}, not {value}; resume it with its "
+                "own settings, or choose another folder"
             )
 
 
 def step_seed(seed: int, step: int, purpose: str) -> int:
-    """Of what is drawn in a step, counted from 0."""
+    """Return the seed of one random draw at `step`, which counts from 0."""
     return random.Random(f"{seed} {step} {purpose}").getrandbits(63)
 
 
 def learning_rate(config: TrainConfig, step: int, passed: float) -> float:
-    """For the step, counted from 0, after the share `passed` of the run."""
+    """Return the learning rate of `step`, from 0, when the share `passed` of the run is over."""
     rate = config.learning_rate
     if step < config.warm_up:
         rate *= (step + 1) / config.warm_up
@@ -468,6 +475,7 @@ def learning_rate(config: TrainConfig, step: int, passed: float) -> float:
 
 
 def _optimiser(network: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """Make the optimiser of a network's weights."""
     if config.optimiser == "adamw":
         return torch.optim.AdamW(
             network.parameters(), config.learning_rate, weight_decay=config.weight_decay

@@ -1,7 +1,7 @@
-"""Weights to begin with, from networks that were trained apart.
+"""Copy initial weights from pretrained networks.
 
-The paper's Results section proposes it: a prediction network pretrained on targets alone, then
-trained with the rest. The transcription network likewise may come from CTC.
+The paper's Results section proposes to pretrain the prediction network on targets alone. The
+transcription network may come from CTC in the same way.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from transduce.networks import PredictionNetwork, TranscriptionNetwork
 
 
 class PretrainingError(ValueError):
-    """Weights that do not fit where they are to go: one sentence."""
+    """The error of weights that do not fit the network: one sentence."""
 
 
 def check_direction(pretrained: TrainedModel, backwards: bool) -> None:
-    """A PretrainingError unless both go the same way through a sequence."""
+    """Raise PretrainingError unless both networks read in the same direction."""
     if pretrained.config.backwards != backwards:
         ways = {False: "forwards", True: "backwards"}
         raise PretrainingError(
@@ -32,9 +32,9 @@ def check_direction(pretrained: TrainedModel, backwards: bool) -> None:
 
 @torch.no_grad()
 def copy_prediction(pretrained: TrainedModel, network: Network, signature: Signature) -> None:
-    """The pretrained prediction network's weights, symbol by symbol.
+    """Copy the weights of the pretrained prediction network, symbol by symbol.
 
-    A standalone one has no output for null; that output's weights are then left as they are.
+    A next-label predictor has no output for null; the network keeps its own weights there.
     """
     source, target = _prediction(pretrained.network), _prediction(network)
     labels = _ids(pretrained.signature.targets, signature.targets, "label")
@@ -44,54 +44,59 @@ def copy_prediction(pretrained: TrainedModel, network: Network, signature: Signa
 
 @torch.no_grad()
 def copy_transcription(pretrained: TrainedModel, network: Network, signature: Signature) -> None:
-    """The pretrained transcription network's weights, CTC's or a transducer's."""
+    """Copy the weights of the pretrained transcription network, of CTC or a transducer."""
     source, target = _transcription(pretrained.network), _transcription(network)
     theirs = pretrained.signature
     symbols = None
     if theirs.sources is not None and signature.sources is not None:
         symbols = _ids(theirs.sources, signature.sources, "source symbol")
     elif theirs.sources is not signature.sources or theirs.features != signature.features:
-        raise PretrainingError("the pretrained network has other inputs; train one on these")
+        raise PretrainingError("the pretrained network has other inputs; give one with the same")
     if source.pooling != target.pooling:
         raise PretrainingError(
-            f"the pretrained network has pooling {source.pooling}, not {target.pooling}"
+            f"the pretrained network has pooling {source.pooling}, not {target.pooling}; make them "
+            "equal"
         )
     labels = _ids(theirs.targets, signature.targets, "label")
     _copy_lstm(source.lstm, target.lstm, symbols)
     if source.upper_lstm is not None and target.upper_lstm is not None:
         _copy_lstm(source.upper_lstm, target.upper_lstm, None)
     elif source.upper_lstm is not target.upper_lstm:
-        raise PretrainingError("the pretrained network has another number of layers")
+        raise PretrainingError(
+            "the pretrained network has another number of layers; make network.num_layers equal"
+        )
     _copy_outputs(source.output, target.output, labels, True, True)
 
 
 def _prediction(network: Network) -> PredictionNetwork:
+    """Return the prediction network of a network; raise PretrainingError if it has none."""
     if isinstance(network, Transducer):
         return network.prediction_network
     if isinstance(network, PredictionNetwork):
         return network
-    raise PretrainingError("CTC has no prediction network; give another network")
+    raise PretrainingError("CTC has no prediction network; give a run that has one")
 
 
 def _transcription(network: Network) -> TranscriptionNetwork:
+    """Return the transcription network of a network; raise PretrainingError if it has none."""
     if isinstance(network, Transducer):
         return network.transcription_network
     if isinstance(network, TranscriptionNetwork):
         return network
-    raise PretrainingError("a prediction network does not transcribe; give another network")
+    raise PretrainingError("a prediction network does not transcribe; give CTC or a transducer")
 
 
 def _ids(theirs: Alphabet, ours: Alphabet, what: str) -> Tensor:
-    """Which of their ids each of our symbols has."""
+    """Return the ids of our symbols in their alphabet, [K]."""
     if missing := [symbol for symbol in ours.symbols if symbol not in theirs.symbols]:
         raise PretrainingError(
-            f"the pretrained network has no {what} {missing[0]!r}; train one on data that have it"
+            f"the pretrained network has no {what} {missing[0]!r}; train it on data that have it"
         )
     return torch.tensor(theirs.encode(ours.symbols))
 
 
 def _copy_lstm(source: torch.nn.Module, target: torch.nn.Module, symbols: Tensor | None) -> None:
-    """All the weights; of the inputs only those of the symbols, where these are given."""
+    """Copy all weights; of a layer that reads symbols, those of the given symbols."""
     weights = source.state_dict()
     if symbols is not None:
         inputs, embedding = "layers.0.input_weights", "layers.0.embedding"
@@ -115,7 +120,10 @@ def _copy_outputs(
     source_null: bool,
     target_null: bool,
 ) -> None:
-    """Label by label; null's if both have it. Without null, label k is output k - 1."""
+    """Copy the output weights of each label, and of null if both networks have it.
+
+    Without null, label k is output k - 1.
+    """
     theirs = labels if source_null else labels - 1
     first = 1 if target_null else 0
     target.weight[first:] = source.weight[theirs]

@@ -1,4 +1,4 @@
-"""What a run says while it goes on: a bar on a terminal, plain lines elsewhere."""
+"""The progress of a run: a bar on a terminal, lines of text elsewhere."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-SECONDS_BETWEEN_LINES = 30.0
+SECONDS_BETWEEN_LINES = 30.0  # without a terminal: news against length of the log
 
 
 class Progress:
-    """Shows a run on a console; `Progress(Console(quiet=True))` shows nothing."""
+    """The display of a run on a console; `Progress(Console(quiet=True))` shows nothing."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
         self.bar: Bar | None = None
         self.task = TaskID(0)
-        self.told = self.begun = time.monotonic()
+        self.last_line = self.start = time.monotonic()
         self.epoch = self.num_steps = self.steps = self.sequences = 0
         self.error_rate: float | None = None
 
@@ -42,27 +42,28 @@ class Progress:
             self.bar = None
 
     def say(self, text: str) -> None:
+        """Print a line."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def start_epoch(self, epoch: int, num_steps: int, done: int) -> None:
-        """An epoch begins, or goes on after `done` of its steps."""
+        """Begin an epoch, or resume it after `done` of its steps."""
         self.epoch, self.num_steps, self.steps, self.sequences = epoch, num_steps, done, 0
-        self.told = self.begun = time.monotonic()
+        self.last_line = self.start = time.monotonic()
         if self.bar is not None:
             self.bar.reset(self.task, total=num_steps, completed=done)
 
     def step(self, num_sequences: int, bits_per_label: float) -> None:
-        """A step has been taken; the bits are the epoch's so far."""
+        """Count a step; `bits_per_label` is the mean of the epoch so far."""
         self.steps += 1
         self.sequences += num_sequences
         now = time.monotonic()
-        rate = self.sequences / max(now - self.begun, 1e-9)
+        rate = self.sequences / max(now - self.start, 1e-9)
         if self.bar is not None:
             text = self._line(bits_per_label, rate)
             self.bar.update(self.task, advance=1, description=text)
-        elif now - self.told >= SECONDS_BETWEEN_LINES:
-            self.told = now
-            left = (now - self.begun) * (self.num_steps - self.steps) / self.steps
+        elif now - self.last_line >= SECONDS_BETWEEN_LINES:
+            self.last_line = now
+            left = (now - self.start) * (self.num_steps - self.steps) / self.steps
             text = self._line(bits_per_label, rate)
             self.say(f"{text}, step {self.steps} of {self.num_steps}, {left:.0f} s left")
 
@@ -74,7 +75,7 @@ class Progress:
         error_rate: float | None = None,
         best: bool = False,
     ) -> None:
-        """An epoch is over, after so long, and has been validated if there are bits."""
+        """Print the results of an epoch, with those of its validation if there are `bits`."""
         if bits is not None:
             self.error_rate = error_rate
         valid = "" if bits is None else f", {bits:.3f} in validation"
@@ -86,5 +87,6 @@ class Progress:
         )
 
     def _line(self, bits: float, rate: float) -> str:
+        """Return the text of the bar, or of a line within an epoch."""
         error = "" if self.error_rate is None else f", error rate {100 * self.error_rate:.2f} %"
         return f"epoch {self.epoch}: {bits:.3f} bits per label{error}, {rate:.0f} sequences/s"

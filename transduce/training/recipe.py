@@ -1,4 +1,4 @@
-"""A recipe: everything that a run depends on, in TOML that names only what differs from here."""
+"""Recipes: all settings of a run, in TOML files that name only what differs from the defaults."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from transduce.training.corpus import DataConfig
 
 @dataclass(frozen=True)
 class SpecAugment:
-    """Bands of frames and of coefficients replaced by the mean, at random (Park et al., 2019), and
-    utterances made slower or faster, voices higher or lower."""
+    """Random masks in time and frequency (SpecAugment, Park et al., 2019), and random stretching
+    of utterances and their spectra."""
 
-    time_masks: int = 0  # bands of frames in an utterance
-    time_width: int = 25  # frames that one may have
-    time_share: float = 0.2  # of the utterance that one may have
-    frequency_masks: int = 0  # bands of coefficients: of spectrograms, not of cepstra
-    frequency_width: int = 8  # coefficients that one may have
+    time_masks: int = 0  # masked bands of frames in an utterance
+    time_width: int = 25  # most frames in a band
+    time_share: float = 0.2  # largest share of the utterance in a band
+    frequency_masks: int = 0  # masked bands of coefficients, for spectrograms, not cepstra
+    frequency_width: int = 8  # most coefficients in a band
     time_stretch: float = 0.0  # 0.1: an utterance becomes 0.9 to 1.1 times as long
-    frequency_stretch: float = 0.0  # likewise its spectrum, from the lowest channel upwards
+    frequency_stretch: float = 0.0  # the same for its spectrum, from the lowest channel upwards
 
     @property
     def num_masks(self) -> int:
-        """Of an utterance."""
+        """Return the number of masks in an utterance."""
         return self.time_masks + self.frequency_masks
 
     def __post_init__(self) -> None:
@@ -52,38 +52,38 @@ class SpecAugment:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How the weights are found. The defaults are the paper's."""
+    """The optimiser, the regularisation and the end of training. The defaults are the paper's."""
 
     optimiser: Literal["sgd", "adamw"] = "sgd"  # sgd: steepest descent
     learning_rate: float = 1e-4
     momentum: float = 0.9  # of sgd
     weight_decay: float = 0.0  # of adamw
-    warm_up: int = 0  # steps in which the learning rate grows to its full height
+    warm_up: int = 0  # steps in which the learning rate rises linearly to its full value
     decay: Literal["none", "cosine"] = "none"  # of the learning rate, to 0 at max_epochs
-    weight_noise: float = 0.075  # deviation of the noise drawn for every step
-    # Each sequence twice in a step, with masks and dropout of its own: how much the outputs are to
-    # agree, beside being right; 0 sees it once
+    weight_noise: float = 0.075  # standard deviation of the weights' noise in each step
+    # Consistency regularisation: each step sees every sequence twice, with different masks and
+    # dropout, and adds the KL divergence between the two outputs times this; 0: off
     consistency: float = 0.0
-    # What is validated and kept are averages of the weights, in which a step's count by this less
-    # with every step after it; 0 keeps the weights themselves
+    # Decay of the exponential moving average (EMA) of the weights, which is validated and saved in
+    # their place; 0: no averaging
     averaging: float = 0.0
-    initial_range: float = 0.1  # the weights begin uniformly distributed from minus this to this
-    max_sequences: int = 1  # in a step, all processes together; 1 is online training
+    initial_range: float = 0.1  # initial weights are uniform in [-this, this]
+    max_sequences: int = 1  # in a step, over all processes; 1: online training
     max_cells: int = 1_000_000  # of padded lattice in a step, B x T x (U+1)
     max_epochs: int = 1000
-    patience: int = 20  # epochs without improvement after which it stops
+    patience: int = 20  # epochs without improvement before the run stops
     validate_every: int = 1  # epochs from one validation to the next
-    stop_at: Literal["log_loss", "error_rate"] = "log_loss"  # lowest on the validation set
-    clip: float | None = None  # the largest norm of the gradient; None leaves it
+    stop_at: Literal["log_loss", "error_rate"] = "log_loss"  # the measure to minimise in validation
+    clip: float | None = None  # largest norm of the gradient; None: no clipping
     spec_augment: SpecAugment = field(default_factory=SpecAugment)  # of audio
-    init_prediction: Path | None = None  # a run whose prediction network to begin with
-    init_transcription: Path | None = None  # a run, of CTC or a transducer, likewise
-    seed: int = 0  # of weights, order, noise, dropout and masks
-    save_every: int | None = None  # steps from one state to the next; None: the epoch's end only
-    # tf32: a GPU rounds what it multiplies to 11 bits; bf16-mixed: and the output layers to 8
+    init_prediction: Path | None = None  # a run with the initial prediction network
+    init_transcription: Path | None = None  # a run with the initial transcription network
+    seed: int = 0  # of initial weights, batches, noise, dropout and masks
+    save_every: int | None = None  # steps between saved states; None: after each epoch
+    # tf32: matrix products in TF32 on a GPU; bf16-mixed: the output layers in bfloat16
     precision: Literal["32-true", "tf32", "bf16-mixed"] = "32-true"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    devices: int = 1  # processes on each machine, which share a step's sequences
+    devices: int = 1  # processes on each machine; they share a step's sequences
     machines: int = 1
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A run, whole: with the same code and machine it gives the same weights."""
+    """All settings of a run, which determine its weights on the same code and machine."""
 
     data: DataConfig = field(default_factory=DataConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -111,9 +111,9 @@ class Recipe:
 
 
 def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
-    """The recipe in a TOML file, with `overrides` such as {"train.learning_rate": "1e-3"}.
+    """Read a recipe from a TOML file, with `overrides` such as {"train.learning_rate": "1e-3"}.
 
-    Paths in the file are relative to it, those of overrides to the working folder.
+    Paths in the file are relative to its folder, paths in overrides to the working folder.
     """
     try:
         table = tomllib.loads(path.read_text("utf-8"))
@@ -135,5 +135,5 @@ def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
 
 
 def recipe_toml(recipe: Recipe) -> str:
-    """The recipe with every setting written out, but for those that are None."""
+    """Write a recipe as TOML with all settings that are not None."""
     return "\n".join(toml_sections(recipe, "")).lstrip("\n") + "\n"

@@ -1,5 +1,4 @@
-"""Against learning the training set by heart: noise on the weights and averages of them, and frames
-that are stretched and masked."""
+"""Regularisation: weight noise, averaged weights (EMA), and SpecAugment."""
 
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ from transduce.training.recipe import SpecAugment
 def weight_noise(
     weights: Sequence[Tensor], deviation: float, generator: torch.Generator
 ) -> Iterator[None]:
-    """The weights with Gaussian noise added; afterwards they are what they were, to the last bit.
+    """Add Gaussian noise to the weights; restore them exactly on exit.
 
-    Drawn for each step, it is drawn for each sequence in online training, as in the paper.
+    Each step draws new noise; in online training that is each sequence, as in the paper.
     """
     if deviation == 0:
         yield
@@ -38,9 +37,8 @@ def weight_noise(
                 tensor.copy_(before)
 
 
-class Averages:
-    """Averages of the weights after every step, one counting `decay` times less with each that
-    follows. At the beginning, when there is little to remember, it counts less still."""
+class MovingAverage:
+    """The exponential moving average (EMA) of the weights; the first steps decay faster."""
 
     def __init__(self, weights: Sequence[Tensor], decay: float) -> None:
         self.weights, self.decay = weights, decay
@@ -48,13 +46,14 @@ class Averages:
 
     @torch.no_grad()
     def update(self, num_steps: int) -> None:
-        """With the weights as they are after so many steps."""
+        """Add the weights after `num_steps` steps to the average."""
+        # The lower decay of the first steps forgets the initial weights.
         share = 1 - min(self.decay, num_steps / (num_steps + 9))
         torch._foreach_lerp_(self.tensors, list(self.weights), share)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The averages where the weights are; afterwards the weights again, to the last bit."""
+        """Put the averages in place of the weights; restore the weights exactly on exit."""
         self._exchange()
         try:
             yield
@@ -70,14 +69,17 @@ class Averages:
 
 
 def spec_augment(batch: Batch, settings: SpecAugment, copies: int = 1) -> Batch:
-    """The batch with its frames stretched, then bands of them set to 0, the mean; text is left
-    alone. Of several copies all are stretched alike in time, and each has bands of its own."""
+    """Stretch the frames of a batch, repeat it `copies` times, and mask bands by 0, the mean.
+
+    All copies of an utterance are stretched alike in time; each has its own masks and its own
+    stretch in frequency. Text is only repeated.
+    """
     if batch.frames.ndim != 3:
         return batch.repeat(copies)
-    batch = _stretched(batch, settings.time_stretch).repeat(copies)
+    batch = _stretch_time(batch, settings.time_stretch).repeat(copies)
     frames, num_frames = batch.frames, batch.num_frames
     if settings.frequency_stretch:
-        frames = _higher_or_lower(frames, settings.frequency_stretch)
+        frames = _stretch_frequency(frames, settings.frequency_stretch)
     B, T, D = frames.shape
     widest = (settings.time_share * num_frames).clamp(max=settings.time_width)
     masked = torch.zeros(B, T, D, dtype=torch.bool, device=frames.device)
@@ -89,14 +91,14 @@ def spec_augment(batch: Batch, settings: SpecAugment, copies: int = 1) -> Batch:
     return replace(batch, frames=frames.masked_fill(masked, 0.0))
 
 
-def _stretched(batch: Batch, most: float) -> Batch:
-    """Each utterance longer or shorter by a factor of its own, frames interpolated."""
+def _stretch_time(batch: Batch, most: float) -> Batch:
+    """Stretch each utterance in time by a random factor in 1 ± `most`; interpolate frames."""
     if most == 0:
         return batch
     frames, before = batch.frames, batch.num_frames
     factor = 1 + most * (2 * torch.rand(len(frames), device=frames.device) - 1)
     after = (before * factor).round().to(before.dtype).clamp(min=1)
-    # The first frame stays the first and the last the last.
+    # The first and the last frame stay in their places.
     step = (before - 1) / (after - 1).clamp(min=1)
     at = torch.arange(int(after.max()), device=frames.device)
     here = at < after[:, None]
@@ -109,18 +111,18 @@ def _stretched(batch: Batch, most: float) -> Batch:
     return replace(batch, frames=between * here[..., None], num_frames=after)
 
 
-def _higher_or_lower(frames: Tensor, most: float) -> Tensor:
-    """Each utterance's coefficients moved apart or together by a factor of its own."""
+def _stretch_frequency(frames: Tensor, most: float) -> Tensor:
+    """Stretch each utterance's spectrum by a random factor in 1 ± `most`."""
     B, _, D = frames.shape
     factor = 1 + most * (2 * torch.rand(B, device=frames.device) - 1)
     at = torch.arange(D, device=frames.device)
-    places = (at * factor[:, None]).clamp(max=D - 1)  # [B, D]: where a coefficient comes from
+    places = (at * factor[:, None]).clamp(max=D - 1)  # [B, D]: the source of each coefficient
     shares = (1 - (places[:, None, :] - at[:, None]).abs()).clamp(min=0)  # [B, from, to]
     return frames @ shares
 
 
 def _bands(lengths: Tensor, widest: Tensor, size: int) -> Tensor:
-    """One band in each row, [B, size]: up to so wide, and within the row's length."""
+    """Draw one band in each row, [B, size], at most `widest` wide and within the row's length."""
     drawn = torch.rand(2, len(lengths), device=lengths.device)
     width = (drawn[0] * (widest.floor() + 1)).floor()
     start = (drawn[1] * (lengths - width + 1)).floor()
