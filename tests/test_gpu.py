@@ -50,7 +50,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here"),
     pytest.mark.usefixtures("empty_is_nan"),
-    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # PyTorch's, in inductor
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # inductor's own
+    pytest.mark.filterwarnings("ignore:TensorFloat32"),  # likewise
 ]
 
 # --- The losses ---------------------------------------------------------------------------------
