@@ -17,13 +17,12 @@ from transduce.analysis.figures import (
     variables_figure,
 )
 from transduce.analysis.sensitivity import one_hot
-from transduce.architectures import NetworkConfig, Transducer
+from transduce.architectures import CTC, NetworkConfig, NextLabelPredictor, Transducer
 from transduce.audio.features import FeatureSettings
 from transduce.data.pairs import Notation
 from transduce.lattice.loss import best_alignment, transducer_loss
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.signature import Signature
-from transduce.networks import PredictionNetwork, TranscriptionNetwork
 
 INPUTS, LABELS = 3, 4
 TARGET = [2, 4, 4, 1, 3]
@@ -200,8 +199,8 @@ def test_an_input_without_frames_is_refused():
 @pytest.mark.parametrize(
     "network, kind, name",
     [
-        (TranscriptionNetwork(INPUTS, LABELS, 5), "ctc", "a CTC network"),
-        (PredictionNetwork(LABELS, 5), "prediction", "a prediction network"),
+        (CTC(INPUTS, LABELS, 5), "ctc", "a CTC network"),
+        (NextLabelPredictor(LABELS, 5, with_null=False), "prediction", "a prediction network"),
     ],
 )
 def test_networks_without_a_lattice_are_refused(network, kind, name):

@@ -158,7 +158,7 @@ def test_ctrl_c_has_the_exit_code_that_shells_expect(folder, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("transduce.cli.transcribe.recognise", interrupted)
+    monkeypatch.setattr("transduce.model.model.search_examples", interrupted)
     done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\n")
     assert (done.returncode, done.stderr) == (130, "transduce: stopped\n")
 
@@ -202,6 +202,18 @@ def test_several_outputs_come_with_probabilities_best_first(folder):
     done = transduce("transcribe", "runs/transducer", *options, folder=folder, text="ab\n")
     probabilities = [float(line.split("\t")[0]) for line in done.stdout.splitlines()]
     assert len(probabilities) == 3 and probabilities[0] == max(probabilities)
+
+
+def test_ctc_prints_several_outputs_too(folder):
+    options = ("--n-best", 3, "--beam-width", 8)
+    done = transduce("transcribe", "runs/ctc", *options, folder=folder, text="ab\n")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert rows[0][1] == "AA BB" and len({output for _, output in rows}) == 3
+    probabilities = [float(probability) for probability, _ in rows]
+    assert probabilities == sorted(probabilities, reverse=True)
+    done = transduce("transcribe", "runs/ctc", "--format", "json", folder=folder, text="ab\n")
+    assert json.loads(done.stdout)["hypotheses"][0]["timings"] == []
 
 
 def test_textgrids_and_json_are_written_one_for_each_input(folder):
@@ -339,7 +351,10 @@ REFUSALS = {
         ("plot", "lattice", "runs/transducer", "ab", "--at", "1,1"),
         "no crosshair",
     ),
-    "a letter never seen": (("plot", "lattice", "runs/transducer", "abc"), "'c', at position 2"),
+    "a letter never seen": (
+        ("plot", "lattice", "runs/transducer", "abc"),
+        "the input: 'c' is no symbol that the model knows",
+    ),
     "a target never seen": (
         ("plot", "lattice", "runs/transducer", "ab", "--target", "AA CC"),
         "'CC', at position 1",
@@ -362,9 +377,10 @@ REFUSALS = {
         ("plot", "variables", "runs/prediction", "ab"),
         "give a transducer",
     ),
-    "more outputs than CTC has": (
-        ("transcribe", "runs/ctc", "words.txt", "--n-best", "3"),
-        "CTC",
+    "timings of CTC": (("transcribe", "runs/ctc", "words.txt", "--timestamps"), "CTC has no"),
+    "a TextGrid of CTC": (
+        ("transcribe", "runs/ctc", "words.txt", "--format", "textgrid"),
+        "CTC has no",
     ),
 }
 

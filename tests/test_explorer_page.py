@@ -236,7 +236,7 @@ def test_the_crosshair_follows_the_mouse_and_the_bars_are_the_librarys(text, new
     expect(page.locator("#target-note")).to_have_text("(the reference)")
     settled(page)
     labels = explorer.model.signature.targets.encode("CABBAC")
-    view = view_lattice(explorer.model, explorer.model.signature.example("cabbac"), labels)
+    view = view_lattice(explorer.model, explorer.model.signature.example("cabbac").frames, labels)
     for t, u in ((0, 0), (5, 6), (2, 3), (4, 1)):
         page.mouse.move(*place(page, explorer, 6, 6, t, u))
         page.wait_for_function(f"() => document.getElementById('figure').dataset.t == {t}")
@@ -266,7 +266,9 @@ def test_the_arrow_keys_move_the_crosshair_within_the_lattice(text, new_page):
         page.keyboard.press(key)
         assert node(page) == expected, key
     settled(page)
-    view = view_lattice(explorer.model, explorer.model.signature.example("abccba"), [1, 2, 3])
+    view = view_lattice(
+        explorer.model, explorer.model.signature.example("abccba").frames, [1, 2, 3]
+    )
     assert_bars(page, explorer, view)
 
 
@@ -274,7 +276,9 @@ def test_the_sensitivities_that_are_drawn_are_the_crosshairs(text, new_page):
     explorer, address = text
     page = new_page(address + "#text=abccba&target=A+B+C&node=2,2")
     settled(page)
-    view = view_lattice(explorer.model, explorer.model.signature.example("abccba"), [1, 2, 3])
+    view = view_lattice(
+        explorer.model, explorer.model.signature.example("abccba").frames, [1, 2, 3]
+    )
     expected = sensitivity(explorer.model, view, 2, 2)
     # The brightest column of the map is that of the frame that matters most.
     light = page.evaluate(
@@ -301,7 +305,7 @@ def test_nodes_count_from_0_as_those_of_the_command_do(text, new_page):
     settled(page)
     expect(page.locator("#readout")).to_contain_text("Node 2,3 of 0,0 to 5,3, the last label C:")
     timing = view_lattice(
-        text[0].model, text[0].model.signature.example("abccba"), [1, 2, 3]
+        text[0].model, text[0].model.signature.example("abccba").frames, [1, 2, 3]
     ).timings[2]
     expect(page.locator("#readout")).to_contain_text(
         f"C is emitted at frame {timing.frame} ({timing.start} to {timing.end})"
@@ -495,7 +499,9 @@ def test_the_search_is_stepped_through_frame_by_frame(text, new_page):
     pick(page, "bacca")
     page.fill("#beam-width", "4")
     page.press("#beam-width", "Enter")
-    steps = beam_search_steps(explorer.model.network, explorer.model.signature.example("bacca"), 4)
+    steps = beam_search_steps(
+        explorer.model.network, explorer.model.signature.example("bacca").frames, 4
+    )
     expect(page.locator("#step-name")).to_have_text("frame 0 of 0 to 4")
     for n in range(1, 6):
         rows = page.locator("#flows .after li").evaluate_all(
@@ -663,7 +669,7 @@ def test_a_dropped_sound_is_recognised_and_played(heard, new_page):
     expect(page.locator("#message")).to_be_hidden()
     page.click("#share")
     expect(page.locator("#message p")).to_contain_text("cannot hold this sound")
-    frames = explorer.model.signature.example(torch.from_numpy(sound(1.0)[:, 0]))
+    frames = explorer.model.signature.example(torch.from_numpy(sound(1.0)[:, 0])).frames
     symbols = page.input_value("#target").split()
     labels = explorer.model.signature.targets.encode(symbols)
     view = view_lattice(explorer.model, frames, labels)

@@ -21,19 +21,21 @@ ORDER = [
     *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
     *("lattice.cpu.parts", "lattice.cpu.joint", "lattice.cpu", "lattice.cuda", "lattice.loss"),
     *("lattice.consistency", "lattice"),
-    *("decoding.hypothesis", "decoding.fusion", "decoding.reference", "decoding.cpu.prediction"),
+    *("decoding.protocols", "decoding.hypothesis", "decoding.fusion", "decoding.arpa"),
+    *("decoding.options", "decoding.problem", "decoding.reference", "decoding.cpu.prediction"),
     *("decoding.cpu.trie", "decoding.cpu.heaps", "decoding.cpu.beam", "decoding.cpu.greedy"),
-    *("decoding.cpu", "decoding.trie", "decoding.eager", "decoding.search", "decoding.steps"),
-    *("decoding.ctc", "decoding.ensemble", "decoding"),
+    *("decoding.cpu", "decoding.trie", "decoding.eager", "decoding.cuda", "decoding.search"),
+    *("decoding.steps", "decoding.ctc", "decoding.ensemble", "decoding"),
     "architectures",
-    *("model.signature", "model.checkpoint", "model.transcripts", "model.losses", "evaluation"),
-    *("model.recognition", "model.inputs", "model.model", "model", "tables"),
+    *("model.signature", "model.tensors", "model.checkpoint", "model.transcripts", "model.inputs"),
+    *("evaluation", "model.model", "model.evaluate", "model", "tables"),
     *("training.corpus", "training.recipe", "training.pretraining", "training.regularisation"),
     *("training.progress", "training.fit", "training"),
     *("analysis.lattice", "analysis.sensitivity", "analysis.figures", "analysis"),
     "demo",
     *("web.sounds", "web.wire", "web.explorer", "web.server", "web"),
-    *("cli.terminal", "cli.runs", "cli.train", "cli.transcribe", "cli.plot", "cli"),
+    *("cli.terminal", "cli.runs", "cli.search", "cli.evaluate", "cli.train", "cli.transcribe"),
+    *("cli.plot", "cli.explore", "cli"),
 ]
 
 
@@ -119,6 +121,7 @@ def test_loading_a_model_imports_no_training_no_corpus_and_no_terminal():
     )
     code = f"""
 import sys
+import transduce.model.evaluate
 import transduce.model.model
 found = [name for name in {unwanted.split()} if name in sys.modules]
 assert not found, found

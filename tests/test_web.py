@@ -18,14 +18,15 @@ import soundfile
 import torch
 from explored import RATE, sound, sound_model, sound_pairs, text_model, text_pairs, wav_bytes
 from fastapi.testclient import TestClient
-from transduce.model.recognition import recognise
 
 from transduce import cli
 from transduce.analysis import sensitivity, view_lattice
 from transduce.architectures import NetworkConfig, build_network
 from transduce.data.pairs import Frames, Origin, Pair
 from transduce.decoding import beam_search_steps
+from transduce.decoding.options import SearchOptions
 from transduce.model.checkpoint import TrainedModel, save_model
+from transduce.model.model import search_examples
 from transduce.web import explorer as exploring
 from transduce.web import sounds
 from transduce.web.explorer import Explorer
@@ -106,7 +107,8 @@ def test_an_example_is_decoded_as_the_library_decodes_it(text):
     answer = client_of(text).post("/api/example", json={"index": 2}).json()
     assert answer["name"] == "bacca" and answer["target"] == list("BACCA")
     [example] = text.model.signature.examples([text.pairs[2]], with_labels=False)
-    [expected] = recognise(text.model, [example], beam_width=20, n_best=8)
+    options = SearchOptions(beam_width=20, n_best=8, with_timings=False)
+    [expected] = search_examples(text.model, [example], options)
     decode = text.model.signature.targets.decode
     assert [h["symbols"] for h in answer["hypotheses"]] == [decode(h.labels) for h in expected]
     for h, e in zip(answer["hypotheses"], expected, strict=True):
@@ -117,7 +119,7 @@ def test_a_lattice_travels_as_it_was_computed(text):
     client = client_of(text)
     query = {"input": opened(client)["input"], "target": ["C", "DD"]}
     header, arrays = unpack(client.post("/api/lattice", json=query).content)
-    frames = text.model.signature.example("cab")
+    frames = text.model.signature.example("cab").frames
     view = view_lattice(text.model, frames, [3, 4])
     for name in ("transcription", "prediction", "log_alpha", "log_beta", "log_product"):
         expected = getattr(view, name).numpy().astype(np.float32)
@@ -148,7 +150,7 @@ def test_the_search_is_answered_step_by_step(text):
     client = client_of(text)
     query = {"input": opened(client)["input"], "beam_width": 3}
     answer = client.post("/api/search", json=query).json()
-    frames = text.model.signature.example("cab")
+    frames = text.model.signature.example("cab").frames
     steps = beam_search_steps(text.model.network, frames, 3)
     assert len(answer["steps"]) == len(steps) == 4
     for found, expected in zip(answer["steps"], steps, strict=True):
@@ -167,7 +169,7 @@ def test_a_sound_is_decoded_shown_and_played_from_memory(heard):
     assert rate == RATE and np.abs(samples - sound()[:, 0]).max() < 1e-4
     query = {"input": answer["input"], "target": ["A"]}
     header, arrays = unpack(client.post("/api/lattice", json=query).content)
-    frames = heard.model.signature.example(torch.from_numpy(sound()[:, 0]))
+    frames = heard.model.signature.example(torch.from_numpy(sound()[:, 0])).frames
     view = view_lattice(heard.model, frames, [1])
     assert np.allclose(arrays["log_alpha"], view.log_alpha, atol=1e-5)
     assert len(arrays["picture"]) == len(frames) == 58 and len(arrays["transcription"]) == 29
@@ -384,7 +386,9 @@ def explore(*arguments, monkeypatch=None):
 
 
 def test_without_a_web_server_a_sentence_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(cli.looking, "find_spec", lambda name: None if name == "uvicorn" else name)
+    found = {"fastapi": object(), "uvicorn": None}
+    # `cli.explore` is the command, which hides its module of the same name.
+    monkeypatch.setattr(sys.modules["transduce.cli.explore"], "find_spec", found.get)
     assert 'needs uvicorn; install it with pip install "transduce[web]"' in explore(tmp_path)
 
 
