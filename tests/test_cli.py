@@ -1,100 +1,27 @@
 """The commands, as a person runs them: what they print, what they write, and how they refuse."""
 
 import errno
-import io
 import json
 import os
+import pty
 import re
-import subprocess
-import sys
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from pathlib import Path
-from typing import NamedTuple
+import signal
 
 import numpy as np
 import pytest
 import soundfile
+from commands import RECIPE, ROOT, WORDS, in_a_new_process, started, train_small_runs, transduce
+from explored import RATE, sound, sound_model
 
 from transduce import cli
-
-ROOT = Path(__file__).parent.parent
-MAIN = "from transduce.cli import main; main()"
-WORDS = ["ab", "ba", "aab", "bba", "abab", "a", "b", "bb", "aa", "abb", "baa", "bab"]
-RECIPE = """
-[data]
-corpus = "tsv"
-training = "pairs.tsv"
-validation = "pairs.tsv"
-test = "pairs.tsv"
-target_notation = { split = "spaces" }
-
-[network]
-network = "NETWORK"
-hidden_size = 16
-prediction_size = 16
-
-[train]
-optimiser = "adamw"
-learning_rate = 0.02
-weight_noise = 0.0
-max_sequences = 12
-max_epochs = 40
-"""
-
-
-class Done(NamedTuple):
-    """What a command left behind."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def transduce(*arguments, folder, text=""):
-    """A command, in this process: it saves starting Python anew."""
-    before, code = Path.cwd(), 0
-    os.chdir(folder)
-    out, err = io.StringIO(), io.StringIO()
-    try:
-        with redirect_stdout(out), redirect_stderr(err), replaced_input(text):
-            cli.app([str(argument) for argument in arguments])
-    except SystemExit as end:
-        code = end.code or 0
-        if isinstance(code, str):  # as the interpreter does
-            err.write(code + "\n")
-            code = 1
-    finally:
-        os.chdir(before)
-    return Done(code, out.getvalue(), err.getvalue())
-
-
-@contextmanager
-def replaced_input(text):
-    before, sys.stdin = sys.stdin, io.StringIO(text)
-    try:
-        yield
-    finally:
-        sys.stdin = before
-
-
-def in_a_new_process(*arguments, folder, text=None, code=MAIN):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    return subprocess.run(
-        command, cwd=folder, input=text, capture_output=True, text=True, env=environment
-    )
+from transduce.model.checkpoint import save_model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Three runs on the same small pairs: letters become capitals, doubled."""
     folder = tmp_path_factory.mktemp("runs")
-    lines = [f"{word}\t{' '.join(2 * c.upper() for c in word)}" for word in WORDS]
-    (folder / "pairs.tsv").write_text("\n".join(lines) + "\n")
-    for network in ("transducer", "ctc", "prediction"):
-        (folder / f"{network}.toml").write_text(RECIPE.replace("NETWORK", network))
-        done = transduce("train", f"{network}.toml", folder=folder)
-        assert done.returncode == 0, done.stderr
+    train_small_runs(folder, "transducer", "ctc", "prediction")
     return folder
 
 
@@ -161,6 +88,42 @@ def test_ctrl_c_has_the_exit_code_that_shells_expect(folder, monkeypatch):
     monkeypatch.setattr("transduce.model.model.search_examples", interrupted)
     done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\n")
     assert (done.returncode, done.stderr) == (130, "transduce: stopped\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("transcribe", "runs/transducer"), ("phonemize", "--model", "runs/transducer")]
+)
+def test_ctrl_c_stops_a_command_that_waits_for_more_lines(folder, arguments):
+    process = started(*arguments, folder=folder)
+    process.stdin.write("ab\n" * 64)
+    process.stdin.flush()
+    # The command answers although more lines may come.
+    assert [process.stdout.readline() for _ in range(64)] == ["AA BB\n"] * 64
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert process.communicate() == ("", "transduce: stopped\n")
+
+
+def test_recognition_prints_each_file_at_once_and_stops_on_ctrl_c(tmp_path):
+    save_model(sound_model(), tmp_path)
+    soundfile.write(tmp_path / "tone.wav", sound(0.3), RATE)
+    sounds = ["tone.wav"] * 3000  # more than are recognised before the signal
+    process = started("recognize", *sounds, "--model", ".", "--format", "json", folder=tmp_path)
+    assert json.loads(process.stdout.readline())["input"] == "tone"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (130, "transduce: stopped\n")
+    assert len(output.splitlines()) < 2999
+
+
+def test_a_progress_bar_leaves_standard_output_alone(folder):
+    """Standard error is a terminal and standard output is not, as in `transduce ... > file`."""
+    bar, terminal = pty.openpty()
+    with open(terminal, "w") as errors:
+        process = started("transcribe", "runs/transducer", folder=folder, stderr=errors)
+        output, _ = process.communicate("ab\nba\n", timeout=60)
+    os.close(bar)
+    assert (process.returncode, output) == (0, "AA BB\nBB AA\n")
 
 
 def test_the_table_has_the_papers_rows_beside_ours(folder):
@@ -316,11 +279,7 @@ def test_a_line_that_cannot_be_pronounced_is_left_blank_and_named(folder):
 
 def test_pronunciations_come_before_the_words_end(folder):
     """What has been given is answered while the rest is still to come."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "phonemize", *PRONOUNCER],
-        cwd=folder, env={"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = started("phonemize", *PRONOUNCER, folder=folder)
     process.stdin.write("ab\n" * 64)
     process.stdin.flush()
     assert process.stdout.readline() == "AA BB\n"
