@@ -59,7 +59,7 @@ def test_a_run_goes_on_with_its_own_settings(tmp_path):
 
 def test_what_was_never_begun_does_not_go_on(folder):
     done = transduce("train", "transducer.toml", "--run", "nowhere", "--resume", folder=folder)
-    assert done.returncode == 1 and "no run in nowhere to go on with" in done.stderr
+    assert done.returncode == 1 and "no run in nowhere to resume" in done.stderr
     assert not (folder / "nowhere").exists()
 
 
@@ -132,6 +132,17 @@ def test_the_table_has_the_papers_rows_beside_ours(folder):
     assert done.returncode == 0, done.stderr
     for name in ("prediction", "CTC", "transducer", "23.2 %"):
         assert name in done.stdout
+
+
+def test_the_table_trains_recipes_first_with_the_settings_given(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("a\tA\nb\tB\n")
+    (tmp_path / "short.toml").write_text(RECIPE.replace("NETWORK", "transducer"))
+    settings = ("--train.max_epochs", 1, "--network.hidden_size=5", "--beam-width", 2)
+    done = transduce("table", "short.toml", *settings, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "transducer" in done.stdout and "23.2 %" in done.stdout
+    config = (tmp_path / "runs" / "short" / "config.toml").read_text()
+    assert "hidden_size = 5\n" in config and "max_epochs = 1\n" in config
 
 
 def test_evaluation_prints_a_table_or_json(folder):
@@ -295,7 +306,7 @@ REFUSALS = {
         "learning_rate",
     ),
     "a misspelt option": (("train", "transducer.toml", "--resum", "1"), "--resume"),
-    "a setting without a value": (("train", "transducer.toml", "--train.seed"), "wants a value"),
+    "a setting without a value": (("train", "transducer.toml", "--train.seed"), "needs a value"),
     "no such recipe": (("train", "nothing.toml"), "nothing.toml cannot be read"),
     "no such run": (("evaluate", "runs/nothing"), "runs/nothing"),
     "no such file": (("transcribe", "runs/transducer", "nothing.txt"), "nothing.txt cannot be"),

@@ -57,7 +57,8 @@ def transcribe(
     search
         Further options of the search.
     timestamps
-        Print a line for each label: its start, peak and end in seconds, and its confidence.
+        Print a line for each label: its start, peak and end, in seconds if the input is sound, and
+        its confidence.
     form
         The format: plain text, a line of JSON for each input, or a Praat TextGrid.
     output
