@@ -1,4 +1,4 @@
-"""The commands, as a person runs them: what they print, what they write, and how they refuse."""
+"""Run the commands: their output, their files and their errors."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ from transduce.model.checkpoint import save_model
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Three runs on the same small pairs: letters become capitals, doubled."""
+    """Train three networks on a few pairs."""
     folder = tmp_path_factory.mktemp("runs")
     train_small_runs(folder, "transducer", "ctc", "prediction")
     return folder
@@ -38,13 +38,13 @@ def test_a_command_is_a_plain_function(tmp_path):
         cli.evaluate(tmp_path / "nothing", beam_width=2)
 
 
-def test_training_leaves_a_run_folder(folder):
+def test_training_writes_a_run_folder(folder):
     names = {path.name for path in (folder / "runs/transducer").iterdir()}
     assert {"config.toml", "model.safetensors", "metrics.jsonl"} <= names
     assert not any(name.endswith(".partial") for name in names)
 
 
-def test_a_run_goes_on_with_its_own_settings(tmp_path):
+def test_a_resumed_run_keeps_its_own_settings(tmp_path):
     (tmp_path / "pairs.tsv").write_text("a\tA\nb\tB\n")
     (tmp_path / "recipe.toml").write_text(RECIPE.replace("NETWORK", "transducer"))
     short = ("--network.hidden_size", 5, "--train.max_epochs", 1, "--run", "here")
@@ -57,13 +57,13 @@ def test_a_run_goes_on_with_its_own_settings(tmp_path):
     assert len((tmp_path / "here" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-def test_what_was_never_begun_does_not_go_on(folder):
+def test_resuming_without_a_run_is_refused(folder):
     done = transduce("train", "transducer.toml", "--run", "nowhere", "--resume", folder=folder)
     assert done.returncode == 1 and "no run in nowhere to resume" in done.stderr
     assert not (folder / "nowhere").exists()
 
 
-def test_letters_in_the_other_case_are_known_and_others_are_named(folder):
+def test_letters_match_in_either_case_and_unknown_ones_are_named(folder):
     done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\nAB\n")
     assert done.stdout == "AA BB\nAA BB\n" and done.stderr == ""
     done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\na7\n")
@@ -74,7 +74,7 @@ def test_letters_in_the_other_case_are_known_and_others_are_named(folder):
     assert "counts as nothing, as do 2 more in all" in done.stderr
 
 
-def test_two_inputs_of_one_name_are_two_files(folder):
+def test_two_inputs_with_the_same_name_get_two_files(folder):
     options = ("--format", "json", "--output", "twice")
     done = transduce("transcribe", "runs/transducer", *options, folder=folder, text="ab\nab\n")
     assert done.returncode == 0, done.stderr
@@ -154,8 +154,8 @@ def test_evaluation_prints_a_table_or_json(folder):
     assert done.returncode == 0 and "substitutions" in done.stdout.lower()
 
 
-def test_what_does_not_train_does_without_lightning(folder):
-    """It takes as long to import as all the rest."""
+def test_only_training_imports_lightning(folder):
+    """Lightning takes as long to import as everything else together."""
     code = "import sys; sys.modules['lightning_fabric'] = None  # importing it fails\n"
     code += "from transduce.cli import main; main()"
     done = in_a_new_process("evaluate", "runs/transducer", folder=folder, code=code)
@@ -171,7 +171,7 @@ def test_lines_of_text_are_transcribed(folder):
     assert done.stdout.splitlines() == ["AA BB", "BB BB AA"]
 
 
-def test_several_outputs_come_with_probabilities_best_first(folder):
+def test_several_outputs_are_printed_with_probabilities_best_first(folder):
     options = ("--n-best", 3, "--beam-width", 8)
     done = transduce("transcribe", "runs/transducer", *options, folder=folder, text="ab\n")
     probabilities = [float(line.split("\t")[0]) for line in done.stdout.splitlines()]
@@ -190,7 +190,7 @@ def test_ctc_prints_several_outputs_too(folder):
     assert json.loads(done.stdout)["hypotheses"][0]["timings"] == []
 
 
-def test_textgrids_and_json_are_written_one_for_each_input(folder):
+def test_each_input_gets_a_textgrid_or_a_json_file(folder):
     (folder / "words.txt").write_text("ab\nba\n")
     for form, suffix in (("textgrid", ".TextGrid"), ("json", ".json")):
         options = ("words.txt", "--format", form, "--output", "out")
@@ -215,7 +215,7 @@ def test_the_papers_figures_are_drawn(folder):
 
 @pytest.fixture(scope="module")
 def another(folder):
-    """A run of another seed and size, and one trained on other data."""
+    """Train a run of another seed and size, and one on other data."""
     recipe = RECIPE.replace("NETWORK", "transducer").replace("max_epochs = 40", "max_epochs = 2")
     (folder / "small.toml").write_text(recipe)
     sizes = ("--train.seed", 1, "--network.hidden_size", 9, "--network.prediction_size", 5)
@@ -254,7 +254,7 @@ def test_several_runs_are_one_ensemble(another):
         (("transcribe", "runs/transducer", "nothing.safetensors"), "no file, folder or model"),
     ],
 )
-def test_runs_that_make_no_ensemble_are_refused(another, arguments, said):
+def test_runs_that_cannot_form_an_ensemble_are_refused(another, arguments, said):
     done = transduce(*arguments, folder=another)
     assert done.returncode == 1 and said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -263,7 +263,7 @@ def test_runs_that_make_no_ensemble_are_refused(another, arguments, said):
 PRONOUNCER = ("--model", "runs/transducer")
 
 
-def test_words_are_pronounced_a_line_each(folder):
+def test_each_word_gets_a_line_with_its_pronunciation(folder):
     done = transduce("phonemize", "ab", "BA", *PRONOUNCER, folder=folder)
     assert (done.returncode, done.stdout) == (0, "AA BB\nBB AA\n"), done.stderr
     words = "\n".join(WORDS * 100)
@@ -271,7 +271,7 @@ def test_words_are_pronounced_a_line_each(folder):
     assert many.stdout == transduce("transcribe", PRONOUNCER[1], folder=folder, text=words).stdout
 
 
-def test_pronunciations_come_with_their_word_and_probability(folder):
+def test_n_best_pronunciations_have_their_word_and_probability(folder):
     options = ("--n-best", 2, "--beam-width", 5, *PRONOUNCER)
     done = transduce("phonemize", *options, folder=folder, text="ab\nb\n")
     rows = [line.split("\t") for line in done.stdout.splitlines()]
@@ -279,7 +279,7 @@ def test_pronunciations_come_with_their_word_and_probability(folder):
     assert rows[0][2] == "AA BB" and 0 < float(rows[1][1]) < float(rows[0][1]) <= 1
 
 
-def test_a_line_that_cannot_be_pronounced_is_left_blank_and_named(folder):
+def test_a_word_with_an_unknown_letter_is_blank_and_named_in_an_error(folder):
     done = transduce("phonemize", *PRONOUNCER, folder=folder, text="ab\n\na\u00df\nba\n")
     assert (done.returncode, done.stdout) == (1, "AA BB\n\n\nBB AA\n")
     (sentence,) = done.stderr.splitlines()
@@ -288,13 +288,13 @@ def test_a_line_that_cannot_be_pronounced_is_left_blank_and_named(folder):
     assert (done.returncode, done.stdout) == (1, "\n") and "x: 'x' is no" in done.stderr
 
 
-def test_pronunciations_come_before_the_words_end(folder):
-    """What has been given is answered while the rest is still to come."""
+def test_pronunciations_are_printed_before_the_input_ends(folder):
+    """The command answers the lines it has while more may come."""
     process = started("phonemize", *PRONOUNCER, folder=folder)
     process.stdin.write("ab\n" * 64)
     process.stdin.flush()
     assert process.stdout.readline() == "AA BB\n"
-    process.stdout.close()  # somebody has seen enough
+    process.stdout.close()  # as `head` does
     _, errors = process.communicate("ba\n" * 500)
     assert errors == "" and process.returncode == 0
 
@@ -391,13 +391,13 @@ def test_a_full_disk_is_one_sentence(folder, monkeypatch):
     assert list((folder / "full").iterdir()) == []
 
 
-def test_a_refusals_exit_code_is_1(folder):
+def test_an_error_exits_with_code_1(folder):
     done = in_a_new_process("evaluate", "runs/nothing", folder=folder)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("arguments, message", REFUSALS.values(), ids=REFUSALS)
-def test_what_is_wrong_is_one_sentence(folder, arguments, message):
+def test_an_error_is_one_sentence(folder, arguments, message):
     soundfile.write(folder / "tone.wav", np.zeros(1600), 16000)
     (folder / "words.txt").write_text("ab\n")
     done = transduce(*arguments, folder=folder)

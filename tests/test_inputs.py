@@ -1,4 +1,4 @@
-"""What a command is given to read: sound, frames and text, and how it refuses the rest."""
+"""The inputs of commands: sound, frames and text, and errors for anything else."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ CEPSTRA = FeatureSettings()
 
 @pytest.fixture
 def model():
-    """A transducer of sound, not trained."""
+    """Return an untrained transducer of sound."""
     torch.manual_seed(0)
     statistics = Statistics(torch.full((CEPSTRA.size,), 2.0), torch.full((CEPSTRA.size,), 3.0))
     signature = Signature(TARGETS, PHONES, features=CEPSTRA, statistics=statistics)
