@@ -126,6 +126,14 @@ def test_a_progress_bar_leaves_standard_output_alone(folder):
     assert (process.returncode, output) == (0, "AA BB\nBB AA\n")
 
 
+def test_a_warning_is_one_sentence(folder):
+    options = ("--null-bias", -30, "--max-labels-per-frame", 2)
+    done = in_a_new_process("transcribe", "runs/transducer", *options, folder=folder, text="ab\n")
+    assert done.returncode == 0 and len(done.stdout.split()) == 4
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("transduce: warning: max_labels_per_frame = 2 was met")
+
+
 def test_the_table_has_the_papers_rows_beside_ours(folder):
     runs = [f"runs/{network}" for network in ("prediction", "ctc", "transducer")]
     done = transduce("table", *runs, folder=folder)

@@ -210,7 +210,7 @@ def test_other_rates_and_channels_are_converted(heard):
         wave = sounds.decode_sound(content, "a.wav", RATE).numpy()
         expected = sound(0.5, RATE, frequency=300.0)[:, 0]
         assert len(wave) == len(expected)
-        middle = slice(800, -800)  # at the ends a periodic spectrum rings
+        middle = slice(800, -800)  # resampling rings at the ends
         assert np.abs(wave - expected)[middle].max() < 0.01
 
 
@@ -247,7 +247,7 @@ def test_a_body_that_is_too_large_is_not_read(heard, monkeypatch):
     client = client_of(heard)
     large = b"\0" * (sounds.MAX_BYTES + 1)
     assert "larger than 20 MB" in told(sent(client, large), 413)
-    stream = (b"part" for _ in range(3))  # its length is not said
+    stream = (b"part" for _ in range(3))  # sent without Content-Length
     assert "no Content-Length" in told(client.post("/api/sound", content=stream), 411)
 
 
