@@ -20,7 +20,7 @@ WORDS = ["abc", "cab", "bacca", "abba", "cabbac", "a", "bb"]
 
 
 def sharp_network(config, input_size, num_labels):
-    """Random weights, large enough for outputs to differ, and null likely enough to go on."""
+    """Return a network of large random weights, whose outputs differ; null is likely."""
     torch.manual_seed(1)
     network = build_network(config, input_size, num_labels).eval()
     with torch.no_grad():
@@ -32,7 +32,7 @@ def sharp_network(config, input_size, num_labels):
 
 
 def text_model():
-    """Letters a, b, c to symbols A, B, C, DD."""
+    """Return a model of the letters a, b, c to the symbols A, B, C, DD."""
     config = NetworkConfig(hidden_size=8, prediction_size=8)
     targets, sources = Alphabet(["A", "B", "C", "DD"]), Alphabet("abc")
     signature = Signature(targets, SPACES, sources, CHARACTERS)
@@ -45,7 +45,7 @@ def text_pairs(folder):
 
 
 def sound_model():
-    """Sound to symbols A, B, C, DD, with two frames to a transcription vector."""
+    """Return a model of sound to the symbols A, B, C, DD that pools every two frames."""
     config = NetworkConfig(hidden_size=8, num_layers=2, prediction_size=8, pooling=2)
     features = FeatureSettings()
     statistics = Statistics(torch.full((features.size,), 2.0), torch.full((features.size,), 9.0))
@@ -56,7 +56,7 @@ def sound_model():
 
 
 def sound(seconds=0.6, rate=RATE, channels=1, frequency=440.0):
-    """Samples [N, channels] of a tone that grows louder."""
+    """Return samples [N, channels] of a tone that grows louder."""
     time = np.arange(round(seconds * rate)) / rate
     tone = 0.5 * np.sin(2 * np.pi * frequency * time) * np.linspace(0.1, 1, len(time))
     return np.repeat(tone[:, None], channels, 1).astype(np.float32)
@@ -69,7 +69,7 @@ def wav_bytes(samples, rate=RATE, subtype="FLOAT"):
 
 
 def sound_pairs(folder):
-    """Two sound files, one of which is gone."""
+    """Write a sound file; return its pair and one whose file is missing."""
     path = folder / "tone.wav"
     path.write_bytes(wav_bytes(sound()))
     origin = Origin(folder / "sounds.jsonl", 1)

@@ -1,4 +1,4 @@
-"""What is seen in an output lattice: variables, bars, sensitivities; and the figures of them."""
+"""The output lattice, its output distributions and sensitivities, and the figures."""
 
 import math
 from dataclasses import replace
@@ -17,13 +17,12 @@ from transduce.analysis.figures import (
     variables_figure,
 )
 from transduce.analysis.sensitivity import one_hot
-from transduce.architectures import NetworkConfig, Transducer
+from transduce.architectures import CTC, NetworkConfig, NextLabelPredictor, Transducer
 from transduce.audio.features import FeatureSettings
 from transduce.data.pairs import Notation
 from transduce.lattice.loss import best_alignment, transducer_loss
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.signature import Signature
-from transduce.networks import PredictionNetwork, TranscriptionNetwork
 
 INPUTS, LABELS = 3, 4
 TARGET = [2, 4, 4, 1, 3]
@@ -31,7 +30,7 @@ SYMBOLS = Signature(Alphabet(list("abcd")), Notation("characters", None))
 
 
 def transducer(pooling=1, num_layers=1, scale=8.0):
-    """A transducer of large weights, so that its probabilities differ, in float64."""
+    """Return a transducer in float64 with large weights, so that its probabilities differ."""
     torch.manual_seed(3)
     network = Transducer(INPUTS, LABELS, 5, num_layers, pooling=pooling)
     for weights in network.parameters():
@@ -56,12 +55,12 @@ def test_the_product_sums_to_one_on_every_diagonal(view):
         assert_close(torch.stack(diagonal).exp().sum().item(), 1.0)  # Eq. 19
 
 
-def test_the_product_is_that_of_the_variables(view):
+def test_the_product_is_alpha_times_beta_over_the_likelihood(view):
     expected = view.log_alpha + view.log_beta - view.log_likelihood
     assert_close(view.log_product, expected)
 
 
-def test_the_likelihood_is_that_of_the_loss():
+def test_the_likelihood_matches_the_loss():
     model, frames = transducer(), random_frames()
     view = view_lattice(model, frames, TARGET)
     labels = torch.tensor([TARGET])
@@ -72,7 +71,7 @@ def test_the_likelihood_is_that_of_the_loss():
     assert_close(view.prediction, g[0].detach())
 
 
-def test_the_best_path_goes_by_single_arrows_from_the_first_node_to_the_last(view):
+def test_the_best_path_follows_single_arrows_from_the_first_node_to_the_last(view):
     path = view.best_path
     assert path[0] == (0, 0) and path[-1] == (6, 5) and len(path) == 7 + 5
     steps = {(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(path)}
@@ -103,7 +102,7 @@ def probability(network, frames, previous, t, u, k):
 
 
 def differences(function, x, step=1e-6):
-    """The central differences of a function of x, element by element."""
+    """Return the central differences of a function with respect to each element of x."""
     found = torch.zeros_like(x)
     for i in range(x.numel()):
         apart = []
@@ -141,7 +140,7 @@ def test_sensitivities_are_finite_differences(t, u, label, kind):
 
 
 @torch.no_grad()
-def test_the_sensitivity_to_text_is_by_every_symbol_at_each_place():
+def test_the_sensitivity_to_text_has_a_derivative_for_every_symbol_at_each_position():
     model, ids = transducer(), torch.tensor([1, 3, 0, 2])
     vectors = one_hot(ids, INPUTS).double()
     view = view_lattice(model, ids, TARGET)
@@ -151,7 +150,7 @@ def test_the_sensitivity_to_text_is_by_every_symbol_at_each_place():
     assert_close(sensitivity(model, view, 1, 2).inputs, by_hand, atol=1e-8, rtol=1e-5)
 
 
-def test_what_is_nearly_impossible_has_sensitivities_in_float32_too():
+def test_a_nearly_impossible_output_has_nonzero_sensitivities_in_float32():
     model, frames = transducer(), random_frames()
     model.network.transcription_network.output.bias.data[2] = -200  # exp(-200) is 0 in float32
     exact = sensitivity(model, view_lattice(model, frames, TARGET), 3, 2, label=2)
@@ -162,7 +161,7 @@ def test_what_is_nearly_impossible_has_sensitivities_in_float32_too():
         assert_close(single, double, atol=1e-4 * double.abs().max().item(), rtol=1e-3)
 
 
-def test_looking_leaves_no_gradients_in_the_model():
+def test_sensitivities_leave_no_gradients_in_the_model():
     model = transducer()
     sensitivity(model, view_lattice(model, random_frames(), TARGET), 2, 3)
     assert all(weights.grad is None for weights in model.network.parameters())
@@ -185,8 +184,8 @@ def test_a_node_outside_of_the_lattice_is_refused(view, t, u):
         sensitivity(transducer(), view, t, u)
 
 
-def test_a_label_that_is_none_is_refused(view):
-    with pytest.raises(ValueError, match="no label 5; they are 0, which is null, to 4"):
+def test_a_label_that_does_not_exist_is_refused(view):
+    with pytest.raises(ValueError, match=r"no label 5; give 0 \(null\) to 4"):
         sensitivity(transducer(), view, 0, 0, 5)
     with pytest.raises(ValueError, match="label 5 at position 1"):
         view_lattice(transducer(), random_frames(), [1, 5])
@@ -200,8 +199,8 @@ def test_an_input_without_frames_is_refused():
 @pytest.mark.parametrize(
     "network, kind, name",
     [
-        (TranscriptionNetwork(INPUTS, LABELS, 5), "ctc", "a CTC network"),
-        (PredictionNetwork(LABELS, 5), "prediction", "a prediction network"),
+        (CTC(INPUTS, LABELS, 5), "ctc", "a CTC network"),
+        (NextLabelPredictor(LABELS, 5, with_null=False), "prediction", "a prediction network"),
     ],
 )
 def test_networks_without_a_lattice_are_refused(network, kind, name):
@@ -214,7 +213,7 @@ def test_networks_without_a_lattice_are_refused(network, kind, name):
 
 
 def letters():
-    """A model of letters to letters, and the view of a word."""
+    """Return a model of letters to letters and the lattice of a word."""
     signature = Signature(
         Alphabet(list("abcd")), Notation("characters", None), Alphabet(list("xyz"))
     )
@@ -223,14 +222,14 @@ def letters():
 
 
 def speech(pooling=3, num_frames=31):
-    """A model of sound, and the view of an utterance."""
+    """Return a model of sound and the lattice of an utterance."""
     signature = replace(SYMBOLS, features=FeatureSettings())
     model = replace(transducer(pooling=pooling), signature=signature)
     return model, view_lattice(model, random_frames(num_frames), TARGET)
 
 
 def frames():
-    """The same, of frames that came from elsewhere."""
+    """Return a model of frames that were computed elsewhere, and a lattice."""
     model = transducer(pooling=2)
     return model, view_lattice(model, random_frames(15), TARGET)
 
@@ -244,7 +243,7 @@ FIGURES = {
 
 @pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
 @pytest.mark.parametrize("of", [letters, speech, frames])
-def test_figures_are_written_whole_in_the_format_of_the_name(draw, of, tmp_path):
+def test_figures_are_written_in_the_format_of_the_suffix(draw, of, tmp_path):
     figure = draw(*of())
     for suffix, beginning in ((".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")):
         save_figure(figure, tmp_path / f"figure{suffix}")
@@ -256,7 +255,7 @@ def test_figures_are_written_whole_in_the_format_of_the_name(draw, of, tmp_path)
         save_figure(figure, tmp_path / "figure.png" / "figure.png")
 
 
-def test_the_best_alignments_arrows_have_its_probabilities_beside_them():
+def test_the_arrows_of_the_best_alignment_have_their_probabilities_beside_them():
     model, view = letters()
     [axes] = lattice_figure(model, view).axes
     written = [float(text.get_text()) for text in axes.texts if text.get_text()]

@@ -1,100 +1,27 @@
-"""The commands, as a person runs them: what they print, what they write, and how they refuse."""
+"""Run the commands: their output, their files and their errors."""
 
 import errno
-import io
 import json
 import os
+import pty
 import re
-import subprocess
-import sys
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from pathlib import Path
-from typing import NamedTuple
+import signal
 
 import numpy as np
 import pytest
 import soundfile
+from commands import RECIPE, ROOT, WORDS, in_a_new_process, started, train_small_runs, transduce
+from explored import RATE, sound, sound_model
 
 from transduce import cli
-
-ROOT = Path(__file__).parent.parent
-MAIN = "from transduce.cli import main; main()"
-WORDS = ["ab", "ba", "aab", "bba", "abab", "a", "b", "bb", "aa", "abb", "baa", "bab"]
-RECIPE = """
-[data]
-corpus = "tsv"
-training = "pairs.tsv"
-validation = "pairs.tsv"
-test = "pairs.tsv"
-target_notation = { split = "spaces" }
-
-[network]
-network = "NETWORK"
-hidden_size = 16
-prediction_size = 16
-
-[train]
-optimiser = "adamw"
-learning_rate = 0.02
-weight_noise = 0.0
-max_sequences = 12
-max_epochs = 40
-"""
-
-
-class Done(NamedTuple):
-    """What a command left behind."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def transduce(*arguments, folder, text=""):
-    """A command, in this process: it saves starting Python anew."""
-    before, code = Path.cwd(), 0
-    os.chdir(folder)
-    out, err = io.StringIO(), io.StringIO()
-    try:
-        with redirect_stdout(out), redirect_stderr(err), replaced_input(text):
-            cli.app([str(argument) for argument in arguments])
-    except SystemExit as end:
-        code = end.code or 0
-        if isinstance(code, str):  # as the interpreter does
-            err.write(code + "\n")
-            code = 1
-    finally:
-        os.chdir(before)
-    return Done(code, out.getvalue(), err.getvalue())
-
-
-@contextmanager
-def replaced_input(text):
-    before, sys.stdin = sys.stdin, io.StringIO(text)
-    try:
-        yield
-    finally:
-        sys.stdin = before
-
-
-def in_a_new_process(*arguments, folder, text=None, code=MAIN):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    return subprocess.run(
-        command, cwd=folder, input=text, capture_output=True, text=True, env=environment
-    )
+from transduce.model.checkpoint import save_model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Three runs on the same small pairs: letters become capitals, doubled."""
+    """Train three networks on a few pairs."""
     folder = tmp_path_factory.mktemp("runs")
-    lines = [f"{word}\t{' '.join(2 * c.upper() for c in word)}" for word in WORDS]
-    (folder / "pairs.tsv").write_text("\n".join(lines) + "\n")
-    for network in ("transducer", "ctc", "prediction"):
-        (folder / f"{network}.toml").write_text(RECIPE.replace("NETWORK", network))
-        done = transduce("train", f"{network}.toml", folder=folder)
-        assert done.returncode == 0, done.stderr
+    train_small_runs(folder, "transducer", "ctc", "prediction")
     return folder
 
 
@@ -111,13 +38,13 @@ def test_a_command_is_a_plain_function(tmp_path):
         cli.evaluate(tmp_path / "nothing", beam_width=2)
 
 
-def test_training_leaves_a_run_folder(folder):
+def test_training_writes_a_run_folder(folder):
     names = {path.name for path in (folder / "runs/transducer").iterdir()}
     assert {"config.toml", "model.safetensors", "metrics.jsonl"} <= names
     assert not any(name.endswith(".partial") for name in names)
 
 
-def test_a_run_goes_on_with_its_own_settings(tmp_path):
+def test_a_resumed_run_keeps_its_own_settings(tmp_path):
     (tmp_path / "pairs.tsv").write_text("a\tA\nb\tB\n")
     (tmp_path / "recipe.toml").write_text(RECIPE.replace("NETWORK", "transducer"))
     short = ("--network.hidden_size", 5, "--train.max_epochs", 1, "--run", "here")
@@ -130,13 +57,13 @@ def test_a_run_goes_on_with_its_own_settings(tmp_path):
     assert len((tmp_path / "here" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-def test_what_was_never_begun_does_not_go_on(folder):
+def test_resuming_without_a_run_is_refused(folder):
     done = transduce("train", "transducer.toml", "--run", "nowhere", "--resume", folder=folder)
-    assert done.returncode == 1 and "no run in nowhere to go on with" in done.stderr
+    assert done.returncode == 1 and "no run in nowhere to resume" in done.stderr
     assert not (folder / "nowhere").exists()
 
 
-def test_letters_in_the_other_case_are_known_and_others_are_named(folder):
+def test_letters_match_in_either_case_and_unknown_ones_are_named(folder):
     done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\nAB\n")
     assert done.stdout == "AA BB\nAA BB\n" and done.stderr == ""
     done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\na7\n")
@@ -147,7 +74,7 @@ def test_letters_in_the_other_case_are_known_and_others_are_named(folder):
     assert "counts as nothing, as do 2 more in all" in done.stderr
 
 
-def test_two_inputs_of_one_name_are_two_files(folder):
+def test_two_inputs_with_the_same_name_get_two_files(folder):
     options = ("--format", "json", "--output", "twice")
     done = transduce("transcribe", "runs/transducer", *options, folder=folder, text="ab\nab\n")
     assert done.returncode == 0, done.stderr
@@ -158,9 +85,53 @@ def test_ctrl_c_has_the_exit_code_that_shells_expect(folder, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("transduce.cli.transcribe.recognise", interrupted)
+    monkeypatch.setattr("transduce.model.model.search_examples", interrupted)
     done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\n")
     assert (done.returncode, done.stderr) == (130, "transduce: stopped\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("transcribe", "runs/transducer"), ("phonemize", "--model", "runs/transducer")]
+)
+def test_ctrl_c_stops_a_command_that_waits_for_more_lines(folder, arguments):
+    process = started(*arguments, folder=folder)
+    process.stdin.write("ab\n" * 64)
+    process.stdin.flush()
+    # The command answers although more lines may come.
+    assert [process.stdout.readline() for _ in range(64)] == ["AA BB\n"] * 64
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert process.communicate() == ("", "transduce: stopped\n")
+
+
+def test_recognition_prints_each_file_at_once_and_stops_on_ctrl_c(tmp_path):
+    save_model(sound_model(), tmp_path)
+    soundfile.write(tmp_path / "tone.wav", sound(0.3), RATE)
+    sounds = ["tone.wav"] * 3000  # more than are recognised before the signal
+    process = started("recognize", *sounds, "--model", ".", "--format", "json", folder=tmp_path)
+    assert json.loads(process.stdout.readline())["input"] == "tone"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (130, "transduce: stopped\n")
+    assert len(output.splitlines()) < 2999
+
+
+def test_a_progress_bar_leaves_standard_output_alone(folder):
+    """Standard error is a terminal and standard output is not, as in `transduce ... > file`."""
+    bar, terminal = pty.openpty()
+    with open(terminal, "w") as errors:
+        process = started("transcribe", "runs/transducer", folder=folder, stderr=errors)
+        output, _ = process.communicate("ab\nba\n", timeout=60)
+    os.close(bar)
+    assert (process.returncode, output) == (0, "AA BB\nBB AA\n")
+
+
+def test_a_warning_is_one_sentence(folder):
+    options = ("--null-bias", -30, "--max-labels-per-frame", 2)
+    done = in_a_new_process("transcribe", "runs/transducer", *options, folder=folder, text="ab\n")
+    assert done.returncode == 0 and len(done.stdout.split()) == 4
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("transduce: warning: max_labels_per_frame = 2 was met")
 
 
 def test_the_table_has_the_papers_rows_beside_ours(folder):
@@ -169,6 +140,17 @@ def test_the_table_has_the_papers_rows_beside_ours(folder):
     assert done.returncode == 0, done.stderr
     for name in ("prediction", "CTC", "transducer", "23.2 %"):
         assert name in done.stdout
+
+
+def test_the_table_trains_recipes_first_with_the_settings_given(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("a\tA\nb\tB\n")
+    (tmp_path / "short.toml").write_text(RECIPE.replace("NETWORK", "transducer"))
+    settings = ("--train.max_epochs", 1, "--network.hidden_size=5", "--beam-width", 2)
+    done = transduce("table", "short.toml", *settings, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "transducer" in done.stdout and "23.2 %" in done.stdout
+    config = (tmp_path / "runs" / "short" / "config.toml").read_text()
+    assert "hidden_size = 5\n" in config and "max_epochs = 1\n" in config
 
 
 def test_evaluation_prints_a_table_or_json(folder):
@@ -180,8 +162,8 @@ def test_evaluation_prints_a_table_or_json(folder):
     assert done.returncode == 0 and "substitutions" in done.stdout.lower()
 
 
-def test_what_does_not_train_does_without_lightning(folder):
-    """It takes as long to import as all the rest."""
+def test_only_training_imports_lightning(folder):
+    """Lightning takes as long to import as everything else together."""
     code = "import sys; sys.modules['lightning_fabric'] = None  # importing it fails\n"
     code += "from transduce.cli import main; main()"
     done = in_a_new_process("evaluate", "runs/transducer", folder=folder, code=code)
@@ -197,14 +179,26 @@ def test_lines_of_text_are_transcribed(folder):
     assert done.stdout.splitlines() == ["AA BB", "BB BB AA"]
 
 
-def test_several_outputs_come_with_probabilities_best_first(folder):
+def test_several_outputs_are_printed_with_probabilities_best_first(folder):
     options = ("--n-best", 3, "--beam-width", 8)
     done = transduce("transcribe", "runs/transducer", *options, folder=folder, text="ab\n")
     probabilities = [float(line.split("\t")[0]) for line in done.stdout.splitlines()]
     assert len(probabilities) == 3 and probabilities[0] == max(probabilities)
 
 
-def test_textgrids_and_json_are_written_one_for_each_input(folder):
+def test_ctc_prints_several_outputs_too(folder):
+    options = ("--n-best", 3, "--beam-width", 8)
+    done = transduce("transcribe", "runs/ctc", *options, folder=folder, text="ab\n")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert rows[0][1] == "AA BB" and len({output for _, output in rows}) == 3
+    probabilities = [float(probability) for probability, _ in rows]
+    assert probabilities == sorted(probabilities, reverse=True)
+    done = transduce("transcribe", "runs/ctc", "--format", "json", folder=folder, text="ab\n")
+    assert json.loads(done.stdout)["hypotheses"][0]["timings"] == []
+
+
+def test_each_input_gets_a_textgrid_or_a_json_file(folder):
     (folder / "words.txt").write_text("ab\nba\n")
     for form, suffix in (("textgrid", ".TextGrid"), ("json", ".json")):
         options = ("words.txt", "--format", form, "--output", "out")
@@ -229,7 +223,7 @@ def test_the_papers_figures_are_drawn(folder):
 
 @pytest.fixture(scope="module")
 def another(folder):
-    """A run of another seed and size, and one trained on other data."""
+    """Train a run of another seed and size, and one on other data."""
     recipe = RECIPE.replace("NETWORK", "transducer").replace("max_epochs = 40", "max_epochs = 2")
     (folder / "small.toml").write_text(recipe)
     sizes = ("--train.seed", 1, "--network.hidden_size", 9, "--network.prediction_size", 5)
@@ -268,7 +262,7 @@ def test_several_runs_are_one_ensemble(another):
         (("transcribe", "runs/transducer", "nothing.safetensors"), "no file, folder or model"),
     ],
 )
-def test_runs_that_make_no_ensemble_are_refused(another, arguments, said):
+def test_runs_that_cannot_form_an_ensemble_are_refused(another, arguments, said):
     done = transduce(*arguments, folder=another)
     assert done.returncode == 1 and said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -277,7 +271,7 @@ def test_runs_that_make_no_ensemble_are_refused(another, arguments, said):
 PRONOUNCER = ("--model", "runs/transducer")
 
 
-def test_words_are_pronounced_a_line_each(folder):
+def test_each_word_gets_a_line_with_its_pronunciation(folder):
     done = transduce("phonemize", "ab", "BA", *PRONOUNCER, folder=folder)
     assert (done.returncode, done.stdout) == (0, "AA BB\nBB AA\n"), done.stderr
     words = "\n".join(WORDS * 100)
@@ -285,7 +279,7 @@ def test_words_are_pronounced_a_line_each(folder):
     assert many.stdout == transduce("transcribe", PRONOUNCER[1], folder=folder, text=words).stdout
 
 
-def test_pronunciations_come_with_their_word_and_probability(folder):
+def test_n_best_pronunciations_have_their_word_and_probability(folder):
     options = ("--n-best", 2, "--beam-width", 5, *PRONOUNCER)
     done = transduce("phonemize", *options, folder=folder, text="ab\nb\n")
     rows = [line.split("\t") for line in done.stdout.splitlines()]
@@ -293,7 +287,7 @@ def test_pronunciations_come_with_their_word_and_probability(folder):
     assert rows[0][2] == "AA BB" and 0 < float(rows[1][1]) < float(rows[0][1]) <= 1
 
 
-def test_a_line_that_cannot_be_pronounced_is_left_blank_and_named(folder):
+def test_a_word_with_an_unknown_letter_is_blank_and_named_in_an_error(folder):
     done = transduce("phonemize", *PRONOUNCER, folder=folder, text="ab\n\na\u00df\nba\n")
     assert (done.returncode, done.stdout) == (1, "AA BB\n\n\nBB AA\n")
     (sentence,) = done.stderr.splitlines()
@@ -302,17 +296,13 @@ def test_a_line_that_cannot_be_pronounced_is_left_blank_and_named(folder):
     assert (done.returncode, done.stdout) == (1, "\n") and "x: 'x' is no" in done.stderr
 
 
-def test_pronunciations_come_before_the_words_end(folder):
-    """What has been given is answered while the rest is still to come."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "phonemize", *PRONOUNCER],
-        cwd=folder, env={"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def test_pronunciations_are_printed_before_the_input_ends(folder):
+    """The command answers the lines it has while more may come."""
+    process = started("phonemize", *PRONOUNCER, folder=folder)
     process.stdin.write("ab\n" * 64)
     process.stdin.flush()
     assert process.stdout.readline() == "AA BB\n"
-    process.stdout.close()  # somebody has seen enough
+    process.stdout.close()  # as `head` does
     _, errors = process.communicate("ba\n" * 500)
     assert errors == "" and process.returncode == 0
 
@@ -324,7 +314,7 @@ REFUSALS = {
         "learning_rate",
     ),
     "a misspelt option": (("train", "transducer.toml", "--resum", "1"), "--resume"),
-    "a setting without a value": (("train", "transducer.toml", "--train.seed"), "wants a value"),
+    "a setting without a value": (("train", "transducer.toml", "--train.seed"), "needs a value"),
     "no such recipe": (("train", "nothing.toml"), "nothing.toml cannot be read"),
     "no such run": (("evaluate", "runs/nothing"), "runs/nothing"),
     "no such file": (("transcribe", "runs/transducer", "nothing.txt"), "nothing.txt cannot be"),
@@ -339,7 +329,10 @@ REFUSALS = {
         ("plot", "lattice", "runs/transducer", "ab", "--at", "1,1"),
         "no crosshair",
     ),
-    "a letter never seen": (("plot", "lattice", "runs/transducer", "abc"), "'c', at position 2"),
+    "a letter never seen": (
+        ("plot", "lattice", "runs/transducer", "abc"),
+        "the input: 'c' is no symbol that the model knows",
+    ),
     "a target never seen": (
         ("plot", "lattice", "runs/transducer", "ab", "--target", "AA CC"),
         "'CC', at position 1",
@@ -362,9 +355,10 @@ REFUSALS = {
         ("plot", "variables", "runs/prediction", "ab"),
         "give a transducer",
     ),
-    "more outputs than CTC has": (
-        ("transcribe", "runs/ctc", "words.txt", "--n-best", "3"),
-        "CTC",
+    "timings of CTC": (("transcribe", "runs/ctc", "words.txt", "--timestamps"), "CTC has no"),
+    "a TextGrid of CTC": (
+        ("transcribe", "runs/ctc", "words.txt", "--format", "textgrid"),
+        "CTC has no",
     ),
 }
 
@@ -405,13 +399,13 @@ def test_a_full_disk_is_one_sentence(folder, monkeypatch):
     assert list((folder / "full").iterdir()) == []
 
 
-def test_a_refusals_exit_code_is_1(folder):
+def test_an_error_exits_with_code_1(folder):
     done = in_a_new_process("evaluate", "runs/nothing", folder=folder)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("arguments, message", REFUSALS.values(), ids=REFUSALS)
-def test_what_is_wrong_is_one_sentence(folder, arguments, message):
+def test_an_error_is_one_sentence(folder, arguments, message):
     soundfile.write(folder / "tone.wav", np.zeros(1600), 16000)
     (folder / "words.txt").write_text("ab\n")
     done = transduce(*arguments, folder=folder)

@@ -1,4 +1,4 @@
-"""The explorer's page in a real browser, as a person uses it."""
+"""Use the page of the explorer in a real browser."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 
 @contextmanager
 def serving(explorer):
-    """The address of a server in this process."""
+    """Run a server in this process; yield its address."""
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(create_app(explorer), log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -70,7 +70,7 @@ def browser():
 
 @pytest.fixture
 def new_page(browser):
-    """Makes pages; whatever their scripts complain of fails the test."""
+    """Yield a function that opens pages; fail the test if a script reports an error."""
     contexts, complaints = [], []
 
     def make(address, width=1200, **options):
@@ -97,7 +97,7 @@ def pick(page, name):
 
 
 def settled(page):
-    """Until the sensitivities shown are those of the crosshair's node."""
+    """Wait until the page shows the sensitivities of the node at the crosshair."""
     page.wait_for_function(
         "() => { const d = document.getElementById('figure').dataset;"
         " return d.t !== undefined && d.sensitivity === `${d.t},${d.u}`; }"
@@ -110,7 +110,7 @@ def node(page):
 
 
 def place(page, explorer, T, U, t, u):
-    """Where a node of a lattice that is seen whole lies on the screen."""
+    """Return the position of a node on the screen when the whole lattice is visible."""
     x, y = page.evaluate(
         """async ([T, U, t, u, isText]) => {
             const { layout } = await import("./figure.js");
@@ -128,7 +128,7 @@ def place(page, explorer, T, U, t, u):
 
 
 def table(page):
-    """The numbers at the crosshair: of each output, three."""
+    """Return the three probabilities of each output at the crosshair."""
     rows = page.locator("#number-rows tr").evaluate_all(
         """rows => rows.map(row => [row.querySelector("th").textContent,
             ...[...row.querySelectorAll("td")].map(cell => Number(cell.dataset.value))])"""
@@ -152,7 +152,7 @@ def address_of(page):
 
 
 def words_of(page):
-    """All that is written in the figure, when it is drawn again: text, left, right, y."""
+    """Redraw the figure; return every text in it with its left, right and y."""
     return page.evaluate(
         """async () => {
             const words = [];
@@ -173,7 +173,7 @@ def words_of(page):
 
 
 def rows_of(words, wanted):
-    """Of the words that are wanted, those that stand in one line, from left to right."""
+    """Return the wanted words by line, each line from left to right."""
     rows = {}
     for word in words:
         if wanted(word[0]):
@@ -192,7 +192,7 @@ def picture(page):
 # --- Text ---------------------------------------------------------------------------------------
 
 
-def test_an_example_is_picked_and_its_outputs_and_lattice_shown(text, new_page):
+def test_choosing_an_example_shows_its_outputs_and_lattice(text, new_page):
     explorer, address = text
     page = new_page(address)
     expect(page.locator("#examples strong")).to_have_count(len(explorer.pairs))
@@ -214,10 +214,10 @@ def test_an_example_is_picked_and_its_outputs_and_lattice_shown(text, new_page):
     assert page.input_value("#target") == "C A B B A C"
 
 
-def test_the_page_says_how_to_begin_and_what_its_search_searches(text, new_page):
+def test_the_page_says_how_to_start_and_searches_names_and_targets(text, new_page):
     explorer, address = text
     page = new_page(address)
-    expect(page.locator("#nothing")).to_have_text("Pick an example, or type a word.")
+    expect(page.locator("#nothing")).to_have_text("Choose an example, or type a word.")
     expect(page.locator("#find")).to_have_attribute("placeholder", "Search names and targets")
     with serving(Explorer(explorer.model, [], "letters")) as without:
         page = new_page(without)
@@ -228,7 +228,7 @@ def test_the_page_says_how_to_begin_and_what_its_search_searches(text, new_page)
         expect(page.locator("#nothing")).to_have_text("Choose a sound file.")
 
 
-def test_the_crosshair_follows_the_mouse_and_the_bars_are_the_librarys(text, new_page):
+def test_the_crosshair_follows_the_mouse_and_the_bars_match_the_library(text, new_page):
     explorer, address = text
     page = new_page(address)
     pick(page, "cabbac")
@@ -236,18 +236,18 @@ def test_the_crosshair_follows_the_mouse_and_the_bars_are_the_librarys(text, new
     expect(page.locator("#target-note")).to_have_text("(the reference)")
     settled(page)
     labels = explorer.model.signature.targets.encode("CABBAC")
-    view = view_lattice(explorer.model, explorer.model.signature.example("cabbac"), labels)
+    view = view_lattice(explorer.model, explorer.model.signature.example("cabbac").frames, labels)
     for t, u in ((0, 0), (5, 6), (2, 3), (4, 1)):
         page.mouse.move(*place(page, explorer, 6, 6, t, u))
         page.wait_for_function(f"() => document.getElementById('figure').dataset.t == {t}")
         assert node(page) == (t, u)
         assert_bars(page, explorer, view)
-    assert "Node 4,1 of 0,0 to 5,6, the last label C" in page.text_content("#readout")
+    assert "Node 4,1 of 0,0 to 5,6, last label C" in page.text_content("#readout")
     settled(page)
     x, y = place(page, explorer, 6, 6, 1, 1)
     page.mouse.click(x, y)  # holds it
     page.mouse.move(*place(page, explorer, 6, 6, 4, 4))
-    assert node(page) == (1, 1) and "Held" in page.text_content("#readout")
+    assert node(page) == (1, 1) and "locked" in page.text_content("#readout")
     page.mouse.click(x, y)
     page.mouse.move(*place(page, explorer, 6, 6, 4, 4))
     assert node(page) == (4, 4)
@@ -266,15 +266,19 @@ def test_the_arrow_keys_move_the_crosshair_within_the_lattice(text, new_page):
         page.keyboard.press(key)
         assert node(page) == expected, key
     settled(page)
-    view = view_lattice(explorer.model, explorer.model.signature.example("abccba"), [1, 2, 3])
+    view = view_lattice(
+        explorer.model, explorer.model.signature.example("abccba").frames, [1, 2, 3]
+    )
     assert_bars(page, explorer, view)
 
 
-def test_the_sensitivities_that_are_drawn_are_the_crosshairs(text, new_page):
+def test_the_sensitivities_belong_to_the_node_at_the_crosshair(text, new_page):
     explorer, address = text
     page = new_page(address + "#text=abccba&target=A+B+C&node=2,2")
     settled(page)
-    view = view_lattice(explorer.model, explorer.model.signature.example("abccba"), [1, 2, 3])
+    view = view_lattice(
+        explorer.model, explorer.model.signature.example("abccba").frames, [1, 2, 3]
+    )
     expected = sensitivity(explorer.model, view, 2, 2)
     # The brightest column of the map is that of the frame that matters most.
     light = page.evaluate(
@@ -296,12 +300,12 @@ def test_the_sensitivities_that_are_drawn_are_the_crosshairs(text, new_page):
     assert torch.tensor(light).argmax() == strongest.argmax()
 
 
-def test_nodes_count_from_0_as_those_of_the_command_do(text, new_page):
+def test_nodes_count_from_0_as_in_the_plot_command(text, new_page):
     page = new_page(text[1] + "#text=abccba&target=A+B+C&node=2,3")
     settled(page)
-    expect(page.locator("#readout")).to_contain_text("Node 2,3 of 0,0 to 5,3, the last label C:")
+    expect(page.locator("#readout")).to_contain_text("Node 2,3 of 0,0 to 5,3, last label C:")
     timing = view_lattice(
-        text[0].model, text[0].model.signature.example("abccba"), [1, 2, 3]
+        text[0].model, text[0].model.signature.example("abccba").frames, [1, 2, 3]
     ).timings[2]
     expect(page.locator("#readout")).to_contain_text(
         f"C is emitted at frame {timing.frame} ({timing.start} to {timing.end})"
@@ -311,7 +315,7 @@ def test_nodes_count_from_0_as_those_of_the_command_do(text, new_page):
     assert [word for word, _, _, y in words if y == axis] == [str(t) for t in range(6)]
 
 
-def test_a_typed_word_is_read_and_what_it_has_unknown_is_named(text, new_page):
+def test_a_typed_word_is_opened_and_its_unknown_letters_are_named(text, new_page):
     page = new_page(text[1])
     page.fill("#text", "axb")
     page.press("#text", "Enter")
@@ -324,22 +328,22 @@ def test_a_typed_word_is_read_and_what_it_has_unknown_is_named(text, new_page):
     expect(page.locator("#message")).to_be_hidden()
 
 
-def test_what_cannot_be_shown_gets_a_message_and_the_page_lives_on(text, new_page):
+def test_a_problem_shows_a_message_and_the_page_still_works(text, new_page):
     page = new_page(text[1])
     pick(page, "cabbac")
     page.fill("#target", "A Q B")
     page.press("#target", "Enter")
     expect(page.locator("#message p")).to_have_text(
         "'Q' is not a symbol of the model; it has A B C DD. "
-        "What is shown is still the target before."
+        "The page still shows the previous target."
     )
     page.fill("#text", "a" * 400)
     page.press("#text", "Enter")
-    expect(page.locator("#message p")).to_contain_text("400 symbols; 300 can be shown")
+    expect(page.locator("#message p")).to_contain_text("400 symbols; at most 300 can be shown")
     page.fill("#text", "")
     page.press("#text", "Enter")
     expect(page.locator("#message p")).to_have_text(
-        "There is nothing written; type a word. What is shown is still cabbac."
+        "The text is empty; type a word. The page still shows cabbac."
     )
     for name in ("#input-name", "#outputs-name"):
         expect(page.locator(name)).to_have_text("cabbac")
@@ -353,11 +357,15 @@ def test_what_cannot_be_shown_gets_a_message_and_the_page_lives_on(text, new_pag
     assert address_of(page)["target"] == ["A DD B"]
     page.goto(text[1] + "#example=999")
     page.reload()
-    expect(page.locator("#message p")).to_have_text("There is no example 999; there are 7.")
+    expect(page.locator("#message p")).to_have_text(
+        "There is no example 999; there are 7 examples."
+    )
     pick(page, "abc")
 
 
-def test_a_lattice_is_never_left_beside_the_outputs_of_another_input(text, new_page, monkeypatch):
+def test_the_lattice_always_belongs_to_the_input_whose_outputs_are_shown(
+    text, new_page, monkeypatch
+):
     page = new_page(text[1])
     pick(page, "abc")
     page.fill("#find", "")
@@ -372,7 +380,7 @@ def test_a_lattice_is_never_left_beside_the_outputs_of_another_input(text, new_p
     expect(page.locator("#lattice")).to_be_visible()
 
 
-def test_a_problem_is_gone_when_the_next_thing_is_done(text, new_page):
+def test_the_next_action_hides_a_problem(text, new_page):
     page = new_page(text[1])
     pick(page, "cabbac")
     for action in (
@@ -391,7 +399,7 @@ def test_a_problem_is_gone_when_the_next_thing_is_done(text, new_page):
         expect(page.locator("#message")).to_be_hidden()
 
 
-def test_maps_and_scales_are_chosen_by_mouse_or_key(text, new_page):
+def test_the_mouse_and_the_keys_choose_maps_and_scales(text, new_page):
     page = new_page(text[1] + "#text=abccba&target=A+B+C&node=2,1")
     settled(page)
     pictures = {picture(page)}
@@ -408,7 +416,7 @@ def test_maps_and_scales_are_chosen_by_mouse_or_key(text, new_page):
     assert len(pictures) == 4
 
 
-def test_the_view_zooms_and_moves(text, new_page):
+def test_the_view_zooms_and_scrolls(text, new_page):
     explorer, address = text
     page = new_page(address + "#text=abccbaabccba&target=A+B+C+A+B+C&node=6,3")
     settled(page)
@@ -480,7 +488,7 @@ def test_an_address_restores_the_view(text, new_page):
     assert again.get_attribute("#examples [aria-current]", "data-index") == "4"
 
 
-def test_a_nonsensical_address_does_no_harm(text, new_page):
+def test_a_malformed_address_is_ignored(text, new_page):
     page = new_page(text[1] + "#example=2&map=x&scale=&node=99,-5&seen=7,a&target=++")
     settled(page)
     assert node(page) == (4, 0)
@@ -489,13 +497,15 @@ def test_a_nonsensical_address_does_no_harm(text, new_page):
     settled(page)
 
 
-def test_the_search_is_stepped_through_frame_by_frame(text, new_page):
+def test_the_search_is_shown_frame_by_frame(text, new_page):
     explorer, address = text
     page = new_page(address)
     pick(page, "bacca")
     page.fill("#beam-width", "4")
     page.press("#beam-width", "Enter")
-    steps = beam_search_steps(explorer.model.network, explorer.model.signature.example("bacca"), 4)
+    steps = beam_search_steps(
+        explorer.model.network, explorer.model.signature.example("bacca").frames, 4
+    )
     expect(page.locator("#step-name")).to_have_text("frame 0 of 0 to 4")
     for n in range(1, 6):
         rows = page.locator("#flows .after li").evaluate_all(
@@ -542,7 +552,7 @@ def test_the_address_is_copied(text, new_page):
     assert page.evaluate("navigator.clipboard.readText()") == page.url
 
 
-def test_what_the_server_has_forgotten_is_opened_again(text, new_page):
+def test_the_page_reopens_an_input_that_the_server_no_longer_keeps(text, new_page):
     explorer, address = text
     page = new_page(address)
     pick(page, "abba")
@@ -561,7 +571,7 @@ def test_what_the_server_has_forgotten_is_opened_again(text, new_page):
     expect(page.locator("#step-name")).to_have_text("frame 0 of 0 to 3")
 
 
-def test_a_server_that_has_gone_is_said_to_have(text, new_page):
+def test_the_page_reports_a_server_that_does_not_answer(text, new_page):
     explorer, _ = text
     with serving(explorer) as address:
         page = new_page(address)
@@ -573,7 +583,7 @@ def test_a_server_that_has_gone_is_said_to_have(text, new_page):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1600])
-def test_narrow_and_wide_windows_hold_the_page(width, scheme, heard, new_page):
+def test_the_page_fits_narrow_and_wide_windows(width, scheme, heard, new_page):
     page = new_page(heard[1], width, color_scheme=scheme)
     pick(page, "tone")
     page.click("#search-form button")
@@ -590,7 +600,7 @@ def test_narrow_and_wide_windows_hold_the_page(width, scheme, heard, new_page):
     )
 
 
-def test_equal_steps_of_a_map_look_equal(text, new_page):
+def test_equal_steps_of_a_map_have_equal_colour_differences(text, new_page):
     table = new_page(text[1]).evaluate("async () => [...(await import('./colours.js')).HEAT]")
     colours = np.array(table).reshape(-1, 3)[::8] / 255
     linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
@@ -613,7 +623,7 @@ def test_equal_steps_of_a_map_look_equal(text, new_page):
 
 
 @pytest.mark.parametrize("width", [400, 1200])
-def test_of_a_long_text_the_letters_that_fit_are_written(width, text, new_page):
+def test_a_long_text_shows_only_the_letters_that_fit(width, text, new_page):
     letters = "abc" * 66 + "ab"
     page = new_page(text[1] + f"#text={letters}&target=A+B&node=101,1", width)
     settled(page)
@@ -631,7 +641,7 @@ def test_of_a_long_text_the_letters_that_fit_are_written(width, text, new_page):
     assert "".join(word for word, *_ in strip) == "abccba"
 
 
-def test_the_figure_is_sharp_on_a_fine_screen(text, new_page):
+def test_the_figure_uses_all_pixels_of_a_high_resolution_screen(text, new_page):
     page = new_page(text[1], device_scale_factor=2)
     pick(page, "abba")
     width, shown = page.locator("#figure").evaluate("c => [c.width, c.clientWidth]")
@@ -642,7 +652,7 @@ def test_the_figure_is_sharp_on_a_fine_screen(text, new_page):
 
 
 def drop(page, name, content):
-    """Drops a file on the page: with these bytes, or with so many zeros."""
+    """Drop a file on the page; `content` is its bytes, or a number of zeros."""
     page.evaluate(
         """([name, content]) => {
             const transfer = new DataTransfer();
@@ -662,8 +672,8 @@ def test_a_dropped_sound_is_recognised_and_played(heard, new_page):
     expect(page.locator("#input-name")).to_have_text("mine.wav")
     expect(page.locator("#message")).to_be_hidden()
     page.click("#share")
-    expect(page.locator("#message p")).to_contain_text("cannot hold this sound")
-    frames = explorer.model.signature.example(torch.from_numpy(sound(1.0)[:, 0]))
+    expect(page.locator("#message p")).to_contain_text("does not contain it")
+    frames = explorer.model.signature.example(torch.from_numpy(sound(1.0)[:, 0])).frames
     symbols = page.input_value("#target").split()
     labels = explorer.model.signature.targets.encode(symbols)
     view = view_lattice(explorer.model, frames, labels)
@@ -683,11 +693,11 @@ def test_a_dropped_sound_is_recognised_and_played(heard, new_page):
     assert address_of(page)["sound"] == ["mine.wav"]
     again = new_page(page.url)
     expect(again.locator("#message p")).to_contain_text(
-        "mine.wav, which it cannot hold; choose it again"
+        "mine.wav, but does not contain it; choose the file again"
     )
 
 
-def test_in_a_narrow_figure_the_timings_name_labels_all_along(heard, new_page):
+def test_a_narrow_figure_names_labels_over_its_whole_width(heard, new_page):
     named = new_page(heard[1]).evaluate(
         """async () => {
             const { labelsThatFit } = await import("./figure.js");
@@ -710,7 +720,7 @@ def test_in_a_narrow_figure_the_timings_name_labels_all_along(heard, new_page):
             assert j - i <= 12, "or else another would have fitted between"
 
 
-def test_a_file_that_is_no_sound_gets_a_message(heard, new_page):
+def test_a_file_that_is_not_sound_shows_a_message(heard, new_page):
     page = new_page(heard[1])
     pick(page, "tone")
     drop(page, "bad.wav", b"no sound at all")
@@ -719,7 +729,7 @@ def test_a_file_that_is_no_sound_gets_a_message(heard, new_page):
     )
     drop(page, "large.wav", 20_000_001)
     expect(page.locator("#message p")).to_contain_text("larger than 20 MB")
-    expect(page.locator("#message p")).to_contain_text("What is shown is still tone.")
+    expect(page.locator("#message p")).to_contain_text("The page still shows tone.")
     expect(page.locator("#input-name")).to_have_text("tone")
     good = {"name": "good.wav", "mimeType": "audio/wav", "buffer": wav_bytes(sound())}
     page.set_input_files("#file", good)
@@ -727,7 +737,7 @@ def test_a_file_that_is_no_sound_gets_a_message(heard, new_page):
     settled(page)
 
 
-def test_an_example_that_is_gone_gets_a_message(heard, new_page):
+def test_an_example_whose_file_is_missing_shows_a_message(heard, new_page):
     page = new_page(heard[1])
     page.click("#examples strong:text-is('gone')")
     expect(page.locator("#message p")).to_contain_text("check the path")

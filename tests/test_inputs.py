@@ -1,4 +1,6 @@
-"""What a command is given to read: sound, frames and text, and how it refuses the rest."""
+"""The inputs of commands: sound, frames and text, and errors for anything else."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ CEPSTRA = FeatureSettings()
 
 @pytest.fixture
 def model():
-    """A transducer of sound, not trained."""
+    """Return an untrained transducer of sound."""
     torch.manual_seed(0)
     statistics = Statistics(torch.full((CEPSTRA.size,), 2.0), torch.full((CEPSTRA.size,), 3.0))
     signature = Signature(TARGETS, PHONES, features=CEPSTRA, statistics=statistics)
@@ -39,35 +41,42 @@ def sound(tmp_path):
     return path
 
 
-def test_a_file_of_sound_is_read_as_the_network_takes_it(model, sound):
-    example = read_input(model, str(sound), "B AH")
-    [alone] = read_inputs(model, [sound])
-    assert torch.equal(example.frames, alone.frames)
-    assert example.labels.tolist() == [2, 1] and alone.labels.tolist() == []
-    frames = Features(CEPSTRA)(read_wave(example.pair.source, 16_000)[None])[0][0]
+def test_a_sound_file_is_read_as_the_network_takes_it(model, sound):
+    signature = model.signature
+    pair = read_input(signature, str(sound))
+    [alone] = read_inputs(signature, [sound])
+    example = signature.example(replace(pair, target=("B", "AH")), with_labels=True)
+    assert alone == pair
+    assert torch.equal(example.frames, signature.example(alone).frames)
+    assert example.labels.tolist() == signature.labels_of("B AH").tolist() == [2, 1]
+    assert signature.example(alone).labels.tolist() == []
+    frames = Features(CEPSTRA)(read_wave(pair.source, 16_000)[None])[0][0]
     assert_close(example.frames, (frames - 2) / 3)
 
 
 def test_frames_of_a_file_are_normalised(model, tmp_path):
     np.save(tmp_path / "frames.npy", np.ones((5, CEPSTRA.size), np.float32))
-    example = read_input(model, str(tmp_path / "frames.npy"))
+    pair = read_input(model.signature, str(tmp_path / "frames.npy"))
+    example = model.signature.example(pair)
     assert_close(example.frames, torch.full((5, CEPSTRA.size), -1 / 3))
-    assert read_spectrogram(model, example.pair) is None
+    assert read_spectrogram(model.signature, pair) is None
 
 
 def test_a_spectrogram_has_the_frames_of_the_input(model, sound):
-    example = read_input(model, str(sound))
-    assert read_spectrogram(model, example.pair).shape == (example.num_frames, 64)
+    pair = read_input(model.signature, str(sound))
+    num_frames = model.signature.example(pair).num_frames
+    assert read_spectrogram(model.signature, pair).shape == (num_frames, 64)
 
 
 def test_text_for_a_network_of_sound_is_refused(model):
     with pytest.raises(DataError, match=r"'hello' is not a sound file or a \.npy file"):
-        read_input(model, "hello")
+        read_input(model.signature, "hello")
 
 
 def test_a_missing_file_is_named(model, tmp_path):
+    pair = read_input(model.signature, str(tmp_path / "missing.wav"))
     with pytest.raises(DataError, match=r"no file .*missing\.wav"):
-        read_input(model, str(tmp_path / "missing.wav"))
+        model.signature.example(pair)
 
 
 @pytest.mark.parametrize("figure", ["variables", "sensitivity"])

@@ -1,4 +1,4 @@
-"""What the README promises of the package as a whole."""
+"""The promises of the README and the architecture page about the whole package."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "transduce"
-# From the top of the tree down; a folder's files stand where it stands, its doors last.
+# From the top of the tree down. The files of a folder come together; its __init__ comes last.
 ORDER = [
     *("alphabet", "files", "settings", "sequences"),
     *("data.pairs", "data.manifest", "data.timit", "data.dictionaries", "data.batches", "data"),
@@ -30,19 +30,21 @@ ORDER = [
     ),
     *("lattice.checks", "lattice.operators", "lattice.loss", "lattice.variants"),
     *("lattice.consistency", "lattice"),
-    *("decoding.hypothesis", "decoding.fusion", "decoding.reference", "decoding.cpu.prediction"),
+    *("decoding.protocols", "decoding.hypothesis", "decoding.fusion", "decoding.arpa"),
+    *("decoding.options", "decoding.problem", "decoding.reference", "decoding.cpu.prediction"),
     *("decoding.cpu.trie", "decoding.cpu.heaps", "decoding.cpu.beam", "decoding.cpu.greedy"),
-    *("decoding.cpu", "decoding.trie", "decoding.eager", "decoding.search", "decoding.steps"),
-    *("decoding.ctc", "decoding.ensemble", "decoding"),
+    *("decoding.cpu", "decoding.trie", "decoding.eager", "decoding.cuda", "decoding.search"),
+    *("decoding.steps", "decoding.ctc", "decoding.ensemble", "decoding"),
     "architectures",
-    *("model.signature", "model.checkpoint", "model.transcripts", "model.losses", "evaluation"),
-    *("model.recognition", "model.inputs", "model.model", "model", "tables"),
+    *("model.signature", "model.tensors", "model.checkpoint", "model.transcripts", "model.inputs"),
+    *("evaluation", "model.model", "model.evaluate", "model", "tables"),
     *("training.corpus", "training.recipe", "training.pretraining", "training.regularisation"),
     *("training.progress", "training.fit", "training"),
     *("analysis.lattice", "analysis.sensitivity", "analysis.figures", "analysis"),
     "demo",
     *("web.sounds", "web.wire", "web.explorer", "web.server", "web"),
-    *("cli.terminal", "cli.runs", "cli.train", "cli.transcribe", "cli.plot", "cli"),
+    *("cli.terminal", "cli.runs", "cli.search", "cli.evaluate", "cli.train", "cli.transcribe"),
+    *("cli.plot", "cli.explore", "cli"),
 ]
 
 
@@ -69,7 +71,7 @@ def test_a_file_imports_only_from_files_above_it(name, path):
 
 
 def other_imports(path):
-    """What is imported in another way than `from transduce.x import y`; "" is the package."""
+    """Yield imports of other forms than `from transduce.x import y`; "" is the package."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (a.name[10:] for a in node.names if (a.name + ".").startswith("transduce."))
@@ -78,7 +80,7 @@ def other_imports(path):
             yield from (a.name if a.name in names else "" for a in node.names)
 
 
-def test_imports_written_otherwise_point_upwards_too():
+def test_other_forms_of_import_point_upwards_too():
     lowest = max(ORDER.index(name) for name in imports(PACKAGE / "__init__.py"))
     for name, path in modules():
         if name == "__init__":
@@ -128,6 +130,7 @@ def test_loading_a_model_imports_no_training_no_corpus_and_no_terminal():
     )
     code = f"""
 import sys
+import transduce.model.evaluate
 import transduce.model.model
 found = [name for name in {unwanted.split()} if name in sys.modules]
 assert not found, found
@@ -148,7 +151,7 @@ def test_the_readme_runs():
     assert len(namespace["best"].frames) == len(namespace["best"].labels)
 
 
-def test_the_architecture_page_draws_the_tree_as_it_is():
+def test_the_architecture_page_lists_every_module():
     page = (ROOT / "docs" / "architecture.md").read_text()
     tree = re.search(r"```\ntransduce/\n(.*?)```", page, re.S)[1]
     drawn = {line.split()[0].rstrip("/") for line in tree.splitlines()}
@@ -157,7 +160,7 @@ def test_the_architecture_page_draws_the_tree_as_it_is():
             assert path.name in drawn, f"{path.name} is not in the tree of docs/architecture.md"
 
 
-def test_the_command_says_what_is_wrong_and_exits_with_an_error():
+def test_a_misspelt_option_exits_with_an_error_that_names_the_right_one():
     command = [
         sys.executable,
         "-c",
@@ -171,7 +174,7 @@ def test_the_command_says_what_is_wrong_and_exits_with_an_error():
     assert "--seed" in done.stdout + done.stderr
 
 
-def test_links_lead_to_files():
+def test_links_point_to_existing_files():
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         links = re.findall(r"\]\(([^)#]+)", page.read_text())
         local = [link for link in links if not link.startswith("http")]

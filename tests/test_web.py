@@ -1,4 +1,4 @@
-"""The explorer's server: what it answers is the library's, and what is wrong is one sentence."""
+"""The server of the explorer: its answers match the library, and its errors are one sentence."""
 
 import dataclasses
 import io
@@ -18,18 +18,19 @@ import soundfile
 import torch
 from explored import RATE, sound, sound_model, sound_pairs, text_model, text_pairs, wav_bytes
 from fastapi.testclient import TestClient
-from transduce.model.recognition import recognise
 
 from transduce import cli
 from transduce.analysis import sensitivity, view_lattice
 from transduce.architectures import NetworkConfig, build_network
 from transduce.data.pairs import Frames, Origin, Pair
 from transduce.decoding import beam_search_steps
+from transduce.decoding.options import SearchOptions
 from transduce.model.checkpoint import TrainedModel, save_model
+from transduce.model.model import search_examples
 from transduce.web import explorer as exploring
 from transduce.web import sounds
 from transduce.web.explorer import Explorer
-from transduce.web.server import create_app, is_ours
+from transduce.web.server import create_app, names_this_server
 from transduce.web.wire import unpack
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +52,7 @@ def heard(tmp_path_factory):
 
 
 def told(response, status=400):
-    """The sentence of an answer that is an error."""
+    """Return the message of an error response."""
     assert response.status_code == status, response.text
     assert list(response.json()) == ["message"] and "Traceback" not in response.text
     return response.json()["message"]
@@ -65,10 +66,10 @@ def sent(client, content, name="a.wav"):
     return client.post("/api/sound", params={"name": name}, content=content)
 
 
-# --- What is answered ---------------------------------------------------------------------------
+# --- Answers ------------------------------------------------------------------------------------
 
 
-def test_the_page_and_the_files_beside_it_are_served_and_nothing_else(text):
+def test_the_server_serves_the_page_and_its_files_and_nothing_else(text):
     client = client_of(text)
     page = client.get("/")
     assert page.status_code == 200 and "text/html" in page.headers["content-type"]
@@ -81,7 +82,7 @@ def test_the_page_and_the_files_beside_it_are_served_and_nothing_else(text):
         assert "nothing at" in told(client.get(path), 404)
 
 
-def test_no_file_of_the_page_names_another_machine():
+def test_the_page_loads_nothing_from_other_servers():
     for path in (ROOT / "transduce/web").iterdir():
         if path.suffix in (".html", ".js", ".css"):
             addresses = set(re.findall(r"https?://[^\s\"'`)]+", path.read_text()))
@@ -102,22 +103,23 @@ def test_the_model_and_its_examples_are_described(text):
     assert [e["index"] for e in later["examples"]] == [5, 6]
 
 
-def test_an_example_is_decoded_as_the_library_decodes_it(text):
+def test_the_outputs_of_an_example_match_the_library(text):
     answer = client_of(text).post("/api/example", json={"index": 2}).json()
     assert answer["name"] == "bacca" and answer["target"] == list("BACCA")
     [example] = text.model.signature.examples([text.pairs[2]], with_labels=False)
-    [expected] = recognise(text.model, [example], beam_width=20, n_best=8)
+    options = SearchOptions(beam_width=20, n_best=8, with_timings=False)
+    [expected] = search_examples(text.model, [example], options)
     decode = text.model.signature.targets.decode
     assert [h["symbols"] for h in answer["hypotheses"]] == [decode(h.labels) for h in expected]
     for h, e in zip(answer["hypotheses"], expected, strict=True):
         assert h["log_prob"] == pytest.approx(e.log_prob)
 
 
-def test_a_lattice_travels_as_it_was_computed(text):
+def test_the_packed_lattice_matches_the_library(text):
     client = client_of(text)
     query = {"input": opened(client)["input"], "target": ["C", "DD"]}
     header, arrays = unpack(client.post("/api/lattice", json=query).content)
-    frames = text.model.signature.example("cab")
+    frames = text.model.signature.example("cab").frames
     view = view_lattice(text.model, frames, [3, 4])
     for name in ("transcription", "prediction", "log_alpha", "log_beta", "log_product"):
         expected = getattr(view, name).numpy().astype(np.float32)
@@ -144,11 +146,11 @@ def test_the_empty_target_has_a_lattice_too(text):
     assert arrays["outputs"].shape == (0, 4)
 
 
-def test_the_search_is_answered_step_by_step(text):
+def test_the_search_frame_by_frame_matches_the_library(text):
     client = client_of(text)
     query = {"input": opened(client)["input"], "beam_width": 3}
     answer = client.post("/api/search", json=query).json()
-    frames = text.model.signature.example("cab")
+    frames = text.model.signature.example("cab").frames
     steps = beam_search_steps(text.model.network, frames, 3)
     assert len(answer["steps"]) == len(steps) == 4
     for found, expected in zip(answer["steps"], steps, strict=True):
@@ -157,7 +159,7 @@ def test_the_search_is_answered_step_by_step(text):
         assert [len(h[2]) for h in found] == [len(y.flows) for y in expected]
 
 
-def test_a_sound_is_decoded_shown_and_played_from_memory(heard):
+def test_a_sound_that_was_sent_is_decoded_shown_and_played(heard):
     client = client_of(heard)
     answer = sent(client, wav_bytes(sound()), "../tone.wav").json()
     assert answer["name"] == "../tone.wav" and answer["has_sound"]
@@ -167,7 +169,7 @@ def test_a_sound_is_decoded_shown_and_played_from_memory(heard):
     assert rate == RATE and np.abs(samples - sound()[:, 0]).max() < 1e-4
     query = {"input": answer["input"], "target": ["A"]}
     header, arrays = unpack(client.post("/api/lattice", json=query).content)
-    frames = heard.model.signature.example(torch.from_numpy(sound()[:, 0]))
+    frames = heard.model.signature.example(torch.from_numpy(sound()[:, 0])).frames
     view = view_lattice(heard.model, frames, [1])
     assert np.allclose(arrays["log_alpha"], view.log_alpha, atol=1e-5)
     assert len(arrays["picture"]) == len(frames) == 58 and len(arrays["transcription"]) == 29
@@ -176,7 +178,7 @@ def test_a_sound_is_decoded_shown_and_played_from_memory(heard):
     assert header["source"] is None
 
 
-def test_an_example_of_sound_is_read_from_its_own_file(heard):
+def test_an_example_of_sound_is_read_from_its_file(heard):
     client = client_of(heard)
     answer = client.post("/api/example", json={"index": 0}).json()
     again = sent(client, wav_bytes(sound())).json()
@@ -208,11 +210,11 @@ def test_other_rates_and_channels_are_converted(heard):
         wave = sounds.decode_sound(content, "a.wav", RATE).numpy()
         expected = sound(0.5, RATE, frequency=300.0)[:, 0]
         assert len(wave) == len(expected)
-        middle = slice(800, -800)  # at the ends a periodic spectrum rings
+        middle = slice(800, -800)  # resampling rings at the ends
         assert np.abs(wave - expected)[middle].max() < 0.01
 
 
-# --- What is refused ----------------------------------------------------------------------------
+# --- Errors -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -232,11 +234,11 @@ def test_other_rates_and_channels_are_converted(heard):
     ],
     ids=lambda x: x[:20] if isinstance(x, str) else "",
 )
-def test_a_sound_that_cannot_be_used_is_refused_in_a_sentence(heard, content, words):
+def test_a_bad_sound_file_is_refused_in_a_sentence(heard, content, words):
     assert words in told(sent(client_of(heard), content))
 
 
-def test_a_wav_that_was_cut_off_is_read_as_far_as_it_goes(heard):
+def test_a_truncated_wav_file_is_read_to_its_end(heard):
     whole = wav_bytes(sound())
     assert sent(client_of(heard), whole[: len(whole) // 2]).status_code == 200
 
@@ -245,8 +247,8 @@ def test_a_body_that_is_too_large_is_not_read(heard, monkeypatch):
     client = client_of(heard)
     large = b"\0" * (sounds.MAX_BYTES + 1)
     assert "larger than 20 MB" in told(sent(client, large), 413)
-    stream = (b"part" for _ in range(3))  # its length is not said
-    assert "how long it is" in told(client.post("/api/sound", content=stream), 411)
+    stream = (b"part" for _ in range(3))  # sent without Content-Length
+    assert "no Content-Length" in told(client.post("/api/sound", content=stream), 411)
 
 
 def test_a_target_with_an_unknown_symbol_is_refused_by_its_name(text):
@@ -256,7 +258,7 @@ def test_a_target_with_an_unknown_symbol_is_refused_by_its_name(text):
     assert message == "'Q' is not a symbol of the model; it has A B C DD"
 
 
-def test_a_source_with_an_unknown_symbol_is_read_and_the_symbol_named(text):
+def test_unknown_source_symbols_are_named_in_a_note(text):
     assert opened(client_of(text), "cxb")["notes"] == [
         "x was not in the training data, and counts as nothing."
     ]
@@ -266,23 +268,23 @@ def test_a_source_with_an_unknown_symbol_is_read_and_the_symbol_named(text):
     assert opened(client_of(text))["notes"] == []
 
 
-def test_what_is_too_long_is_refused(text, heard, monkeypatch):
+def test_inputs_and_targets_that_are_too_long_are_refused(text, heard, monkeypatch):
     client = client_of(text)
-    assert "300 can be shown" in told(client.post("/api/text", json={"text": "a" * 301}))
+    assert "at most 300 can be shown" in told(client.post("/api/text", json={"text": "a" * 301}))
     name = opened(client)["input"]
     monkeypatch.setattr(exploring, "MAX_CELLS", 30)
     query = {"input": name, "target": ["A"] * 10}
     assert "3 by 11 is too large" in told(client.post("/api/lattice", json=query))
     monkeypatch.setattr(exploring, "MAX_FRAMES", 2)
-    assert "cab has 3 frames; 2 can be shown" in told(
+    assert "cab has 3 frames; at most 2 can be shown" in told(
         client.post("/api/text", json={"text": "cab"})
     )
     monkeypatch.setattr(exploring, "MAX_STEPS", 2)
     query = {"input": name, "beam_width": 3}
-    assert "2 can be stepped through" in told(client.post("/api/search", json=query))
+    assert "3 frames; at most 2 can be shown" in told(client.post("/api/search", json=query))
 
 
-def test_what_makes_no_sense_is_refused_in_a_sentence(text, heard):
+def test_invalid_requests_are_refused_in_a_sentence(text, heard):
     client, name = client_of(text), opened(client_of(text))["input"]
     post = client.post
     assert "no example 99" in told(post("/api/example", json={"index": 99}))
@@ -290,7 +292,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(text, heard):
     assert "index cannot be read" in told(post("/api/example", json={"index": "../x"}), 422)
     assert "cannot be read" in told(post("/api/text", content=b"{not json"), 422)
     assert "text cannot be read" in told(post("/api/text", json={}), 422)
-    assert "nothing written" in told(post("/api/text", json={"text": "  "}))
+    assert "the text is empty" in told(post("/api/text", json={"text": "  "}))
     for width in (0, 21):
         query = {"input": name, "beam_width": width}
         assert "between 1 and 20" in told(post("/api/search", json=query))
@@ -305,7 +307,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(text, heard):
     assert "nothing at" in told(client.get("/api/text"), 405)
 
 
-def test_what_was_forgotten_is_said_to_be(text):
+def test_a_request_for_an_input_that_is_no_longer_kept_says_so(text):
     client = client_of(text)
     first = opened(client)["input"]
     for _ in range(text.inputs.number):
@@ -332,23 +334,23 @@ def test_what_was_forgotten_is_said_to_be(text):
         ("evil.example", "0.0.0.0", False),
     ],
 )
-def test_only_this_servers_own_names_are_answered(asked, host, answered):
-    assert is_ours(asked, host) is answered
+def test_the_server_answers_only_for_its_own_names(asked, host, answered):
+    assert names_this_server(asked, host) is answered
 
 
-def test_pages_of_other_sites_cannot_ask(text):
+def test_pages_of_other_sites_get_no_answers(text):
     client = client_of(text)
     for path in ("/", "/api/model"):
         assert "evil.example" in told(client.get(path, headers={"Host": "evil.example"}), 403)
     for origin in ("http://evil.example", "http://127.0.0.1:9000", "null"):
         answer = client.post("/api/text", json={"text": "a"}, headers={"Origin": origin})
-        assert "may not ask" in told(answer, 403)
+        assert "may not use this server" in told(answer, 403)
     own = client.post("/api/text", json={"text": "a"}, headers={"Origin": HERE})
     assert own.status_code == 200
     assert "default-src 'none'" in own.headers["content-security-policy"]
 
 
-def test_a_fault_is_a_sentence_too(text, monkeypatch, capsys):
+def test_an_internal_error_is_a_sentence_too(text, monkeypatch, capsys):
     def broken(*_):
         raise RuntimeError("secret detail")
 
@@ -361,7 +363,7 @@ def test_a_fault_is_a_sentence_too(text, monkeypatch, capsys):
     assert "/api/lattice" in said and "secret detail" in said and "Traceback" not in said
 
 
-def test_the_page_is_answered_while_the_model_works(text):
+def test_the_server_answers_while_the_model_computes(text):
     client = client_of(text)
     answers = []
     with text.lock:
@@ -384,7 +386,9 @@ def explore(*arguments, monkeypatch=None):
 
 
 def test_without_a_web_server_a_sentence_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(cli.looking, "find_spec", lambda name: None if name == "uvicorn" else name)
+    found = {"fastapi": object(), "uvicorn": None}
+    # `cli.explore` is the command, which hides its module of the same name.
+    monkeypatch.setattr(sys.modules["transduce.cli.explore"], "find_spec", found.get)
     assert 'needs uvicorn; install it with pip install "transduce[web]"' in explore(tmp_path)
 
 
@@ -397,7 +401,7 @@ def test_other_networks_are_refused(tmp_path):
     assert "there is no file" in explore(tmp_path / "nothing")
 
 
-def test_a_port_that_is_taken_is_said(tmp_path):
+def test_a_port_in_use_is_reported(tmp_path):
     save_model(text_model(), tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -405,7 +409,7 @@ def test_a_port_that_is_taken_is_said(tmp_path):
     assert f"port {port}" in message and "give another --port" in message
 
 
-def test_the_command_serves_until_it_is_interrupted(tmp_path):
+def test_the_command_serves_until_ctrl_c(tmp_path):
     save_model(text_model(), tmp_path)
     (tmp_path / "words.tsv").write_text("abc\tA B C\n")
     command = [sys.executable, "-c", "from transduce.cli import main; main()", "explore"]
@@ -423,7 +427,7 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path):
     assert process.returncode == 0 and said == ""
 
 
-def test_the_wheel_carries_the_page(tmp_path):
+def test_the_wheel_contains_the_page(tmp_path):
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")

@@ -1,4 +1,4 @@
-"""The demonstration: the paper's three networks learn letters to sounds, and print its Table 1."""
+"""The demonstration: train the paper's three networks on letters to sounds; print Table 1."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUM_SHOWN = 10  # words
 
 
 def run(folder: Path, seed: int, figure: Path | None = None) -> None:
-    """Train the three networks on CMUdict, compare them, and pronounce words they have not seen."""
+    """Train the three networks on CMUdict, compare them, and pronounce held-out words."""
     console = Console(highlight=False)
     start = time.perf_counter()
     rows = []
@@ -35,14 +35,14 @@ def run(folder: Path, seed: int, figure: Path | None = None) -> None:
         test = merge_by_source(read_splits(recipe.data).test)
         rows.append(evaluate(load_model(folder / network), test))
     model = load_model(folder / "transducer")
-    console.rule("the paper's Table 1, with letters for its speech")
+    console.rule("Table 1 of the paper, with letters in place of speech")
     console.print(results_table(rows))
     shown = test[:: max(1, len(test) // NUM_SHOWN)][:NUM_SHOWN]
     console.print(pronunciations(model, shown))
     if figure is not None:
         longest = max(shown, key=lambda pair: len(pair.name))
         draw(model, longest, figure)
-        console.print(f"the output lattice of {longest.name!r} is in {figure}")
+        console.print(f"The output lattice of {longest.name!r} is in {figure}")
     console.print(
         f"The runs are in {folder}/ ({time.perf_counter() - start:.0f} s in all). Try:\n"
         f"  echo transducer | transduce transcribe {folder / 'transducer'} --n-best 3"
@@ -50,14 +50,14 @@ def run(folder: Path, seed: int, figure: Path | None = None) -> None:
 
 
 def recipe_file(name: str) -> Path:
-    """A recipe that comes with the package, or beside it in a checkout."""
+    """Return the path of a recipe, in the package or beside it in a checkout."""
     package = Path(__file__).parent
     installed = package / "recipes" / f"{name}.toml"
     return installed if installed.exists() else package.parent / "recipes" / f"{name}.toml"
 
 
 def pronunciations(model: TrainedModel, pairs: list[Pair]) -> Table:
-    """Words that were held out, as the transducer says them."""
+    """Lay out held-out words, the transducer's pronunciations, and those in the dictionary."""
     examples = model.signature.examples(pairs, with_labels=False)
     table = Table("held-out word", "transduced", "in the dictionary", "")
     for example, [best, *_] in zip(examples, search_examples(model, examples, GREEDY), strict=True):
@@ -69,7 +69,7 @@ def pronunciations(model: TrainedModel, pairs: list[Pair]) -> Table:
 
 
 def draw(model: TrainedModel, pair: Pair, figure: Path) -> None:
-    """The output lattice of a word and its pronunciation."""
+    """Draw the output lattice of a word and its pronunciation."""
     from transduce.analysis.figures import lattice_figure, save_figure
 
     example = model.signature.example(pair, with_labels=True)

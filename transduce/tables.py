@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""Tables of results for the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transduce.evaluation import PAPER_TABLE, ErrorRate, Evaluation
 def results_table(
     evaluations: Sequence[Evaluation], title: str | None = None, *, with_paper: bool = True
 ) -> Table:
-    """Lay out Table 1: a row for each network, beside the paper's numbers if `with_paper`."""
+    """Lay out a row for each network; add the paper's numbers (Table 1) if `with_paper`."""
     columns = ("network", "epochs", "log-loss", "error rate")
     table = Table(*columns, *(["paper, on TIMIT"] if with_paper else []), title=title)
     paper = {row.network: row for row in PAPER_TABLE}
@@ -55,8 +55,8 @@ def error_table(errors: ErrorRate, symbol: str = "label") -> Table:
 
 
 def timit_table(corpus: Timit) -> Table:
-    """Lay out the number of sentences in each set, beside the paper's."""
-    title = "TIMIT" if corpus.complete else "a part of TIMIT, not TIMIT"
+    """Lay out the number of sentences in each set beside that of the paper."""
+    title = "TIMIT" if corpus.complete else "a part of TIMIT"
     caption = f"validation set: seed {corpus.seed}"
     table = Table("set", "sentences", "paper", title=title, caption=caption)
     for name, count in corpus.counts.items():

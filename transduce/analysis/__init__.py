@@ -1,4 +1,4 @@
-"""Why an output was emitted, and when: the paper's Analysis section."""
+"""Analysis of a transducer: when and why it emits each label (section 3.4 of the paper)."""
 
 from transduce.analysis.lattice import (
     Bar,

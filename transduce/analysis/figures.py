@@ -1,7 +1,8 @@
-"""The paper's three figures, drawn by matplotlib, which is imported with this module alone.
+"""Draw the paper's three figures with matplotlib; no other module imports it.
 
-Maps of the lattice have u, the labels emitted so far, upwards, and the input's time to the right:
-seconds for sound, symbols for text. A transcription vector t is as wide as the frames it is of.
+In a map of the lattice, the vertical axis is u, the number of labels emitted so far, and the
+horizontal axis is time: seconds for sound, symbols for text. With pooling, a transcription vector
+is as wide as the frames that it averages.
 """
 
 from __future__ import annotations
@@ -25,48 +26,50 @@ from transduce.files import write_by_rename
 from transduce.model.checkpoint import TrainedModel
 
 SUFFIXES = (".png", ".svg", ".pdf")
-# Told apart by people who see few colours; the maps by those who see shades of grey, too.
+# Readers with colour blindness can tell the colours apart, and the colour maps also in grey.
 BLUE, RED, GREEN = "#0072B2", "#D55E00", "#009E73"
 LATTICE_COLOURS, INPUT_COLOURS, SENSITIVITY_COLOURS = "viridis", "gray_r", "magma"
-MOST_VECTORS, MOST_LABELS = 20, 16  # of a lattice whose arrows can be told apart
-SMALL = 7  # points
-LINE = 0.1  # inches that a line of small print takes
-MOST_NAMES = 60  # of source symbols, beside a map of them
-NUM_BARS = 7
+MOST_VECTORS, MOST_LABELS = 20, 16  # the largest lattice whose arrows are drawn
+SMALL = 7  # points, the size of small print
+LINE = 0.1  # inches, the height of a line of small print
+MOST_NAMES = 60  # source symbols that are written beside a map
+NUM_BARS = 7  # in each bar graph
 PRODUCT = "their product, ln α(t,u) β(t,u) / Pr(y|x)"
 
 
 def check_suffix(path: Path) -> None:
-    """Raise ValueError unless the name's end says in which format to write."""
+    """Raise ValueError unless the suffix names a format that can be written."""
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"{path} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Writes PNG, SVG or PDF, whichever the name ends in, whole or not at all."""
+    """Write a figure as PNG, SVG or PDF, whichever the suffix names, whole or not at all."""
     check_suffix(path)
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:].lower(), dpi=120)
     try:
         write_by_rename(path, content.getvalue())
     except OSError as error:
-        raise ValueError(f"{path} cannot be written ({error.strerror}); give another") from None
+        raise ValueError(
+            f"{path} cannot be written ({error.strerror}); give another path"
+        ) from None
 
 
 # --- Figure 1 -----------------------------------------------------------------------------------
 
 
 def lattice_figure(model: TrainedModel, view: LatticeView) -> Figure:
-    """The output lattice: nodes, null and label transitions, and the best alignment in red.
+    """Draw the output lattice: nodes, null and label transitions, and the best alignment in red.
 
-    An arrow is the darker the more probable it is; those of the best alignment have their
-    probabilities beside them, whose product is the alignment's.
+    More probable arrows are darker. The arrows of the best alignment have their probabilities
+    beside them; their product is the probability of the alignment.
     """
     T, U = view.num_vectors, view.num_labels
     if T > MOST_VECTORS or U > MOST_LABELS:
         raise ValueError(
-            f"the output lattice has {T} vectors and {U} labels, and its arrows can be drawn up to "
-            f"{MOST_VECTORS} and {MOST_LABELS}; plot its variables instead"
+            f"the output lattice has {T} vectors and {U} labels, more than the {MOST_VECTORS} and "
+            f"{MOST_LABELS} whose arrows can be drawn; plot its variables instead"
         )
     figure = Figure(figsize=(1.2 + 0.72 * (T + 1), 0.9 + 0.66 * (U + 1)), layout="constrained")
     axes = figure.subplots()
@@ -94,7 +97,7 @@ def lattice_figure(model: TrainedModel, view: LatticeView) -> Figure:
 
 
 def _draw_arrow(axes: Axes, start: Node, end: Node, probability: float, is_best: bool) -> None:
-    """An arrow of the best alignment is red, and has its probability beside it."""
+    """Draw an arrow; one of the best alignment is red and has its probability beside it."""
     shade = str(0.85 * (1 - probability))  # "0" is black
     style = {"arrowstyle": "-|>", "shrinkA": 4.5, "shrinkB": 4.5}
     style |= {"color": RED, "linewidth": 2.4} if is_best else {"color": shade, "linewidth": 1.0}
@@ -115,9 +118,9 @@ def _draw_arrow(axes: Axes, start: Node, end: Node, probability: float, is_best:
 def variables_figure(
     model: TrainedModel, view: LatticeView, spectrogram: Tensor | None = None
 ) -> Figure:
-    """The forward variables, the backward variables and their product, above the input.
+    """Draw the forward variables, the backward variables and their product above the input.
 
-    The input is `spectrogram` [num_frames, channels], or else the frames the network took.
+    The input is shown as `spectrogram` [num_frames, channels]; without one, as the frames.
     """
     maps = {
         "forward variables, ln α(t,u)": view.log_alpha,
@@ -143,14 +146,16 @@ def variables_figure(
 
 
 def sensitivity_figure(model: TrainedModel, view: LatticeView, t: int, u: int) -> Figure:
-    """What is output at a node, on what grounds, and what that depends on.
+    """Draw the outputs at a node and the sensitivity of one of them to the inputs and the labels.
 
-    At the top right is the product with a crosshair at the node; below it the input and the
-    sensitivity to it; to its left the one-hot labels and the sensitivity to them; at the bottom
-    left the outputs that are predicted most strongly there. Sensitivities are absolute values.
+    At the top right is the product, with a crosshair at the node. Below it are the input and the
+    sensitivity to it. To its left are the one-hot labels and the sensitivity to them. At the bottom
+    left are the most probable outputs at the node. Sensitivities are absolute values.
     """
     if view.num_labels == 0:
-        raise ValueError("an empty target has no outputs to be sensitive to; give one that has")
+        raise ValueError(
+            "the target is empty, so there is no sensitivity to its labels; give another --target"
+        )
     by_inputs, by_outputs = sensitivity(model, view, t, u)
     height, width = _map_size(view)
     heights = [height, *((0.3, 2.4) if _is_text(view) else (1.3, 1.3))]
@@ -200,14 +205,14 @@ def sensitivity_figure(model: TrainedModel, view: LatticeView, t: int, u: int) -
 
 
 def _crosshair_title(model: TrainedModel, view: LatticeView, t: int, u: int) -> str:
-    """What the crosshair is at."""
+    """Return the title of the figure: the node and the probability of its next label."""
     k = view.next_label(u)
     probability = float((view.transcription[t] + view.prediction[u]).softmax(0)[k])
     return f"Pr({_name(model.signature.targets, k)} | t={t}, u={u}) = {probability:.3f}"
 
 
 def _draw_labels(axes: Axes, values: Tensor, colours: str) -> AxesImage:
-    """What belongs to the one-hot labels, [U, K]; row 0 of the lattice has none."""
+    """Draw values [U, K] of the one-hot labels; row 0 of the lattice has no label."""
     image = axes.imshow(
         values.numpy(), cmap=colours, extent=(0.5, values.shape[1] + 0.5, 0.5, len(values) + 0.5),
         origin="lower", aspect="auto", interpolation="nearest",
@@ -219,12 +224,13 @@ def _draw_labels(axes: Axes, values: Tensor, colours: str) -> AxesImage:
 
 
 def _decades(derivatives: Tensor) -> Tensor:
-    """log10 of their sizes as parts of the largest, down to the thousandth that is still shown."""
+    """Return log10 of absolute values relative to the largest, clamped from below at -3."""
     sizes = derivatives.abs().double()
     return (sizes / sizes.max().clamp(min=1e-300)).clamp(min=1e-3).log10()
 
 
 def _draw_bars(axes: Axes, model: TrainedModel, strongest: tuple[Bar, ...], colour: str) -> None:
+    """Draw a horizontal bar for each output, with its probability."""
     names = [_name(model.signature.targets, bar.label) for bar in strongest]
     axes.barh(range(len(names)), [bar.probability for bar in strongest], color=colour)
     for i, bar in enumerate(strongest):
@@ -241,14 +247,13 @@ def _draw_bars(axes: Axes, model: TrainedModel, strongest: tuple[Bar, ...], colo
     axes.spines[["top", "right"]].set_visible(False)
 
 
-# --- What they share ----------------------------------------------------------------------------
+# --- Parts of the figures ----------------------------------------------------------------------
 
 
 def _draw_lattice(
     axes: Axes, model: TrainedModel, view: LatticeView, log_values: Tensor
 ) -> AxesImage:
-    """A map of log-probabilities over the nodes, [T, U+1]; those far below the best are not told
-    apart, or nothing would be."""
+    """Draw a map of log-probabilities [T, U+1]; clamp those far below the best path."""
     T, U = view.num_vectors, view.num_labels
     extent = (0, T * _vector_width(model), -0.5, U + 0.5)
     best = [float(log_values[node]) for node in view.best_path]
@@ -264,7 +269,7 @@ def _draw_lattice(
 def _draw_input(
     axes: Axes, model: TrainedModel, view: LatticeView, spectrogram: Tensor | None = None
 ) -> None:
-    """The input: its symbols, the spectrogram, or the frames."""
+    """Draw the input: its symbols, the spectrogram, or the frames."""
     if not _is_text(view):
         _draw_frames(
             axes, model, view.frames if spectrogram is None else spectrogram, INPUT_COLOURS
@@ -278,7 +283,7 @@ def _draw_input(
 
 
 def _draw_frames(axes: Axes, model: TrainedModel, values: Tensor, colours: str) -> AxesImage:
-    """What belongs to the frames, [num_frames, D]."""
+    """Draw values [num_frames, D] of the frames."""
     extent = (0, len(values) * _frame_width(model), 0.5, values.shape[1] + 0.5)
     image = axes.imshow(
         values.T.numpy(), cmap=colours, extent=extent, origin="lower", aspect="auto",
@@ -289,12 +294,12 @@ def _draw_frames(axes: Axes, model: TrainedModel, values: Tensor, colours: str) 
 
 
 def _name_rows(axes: Axes, model: TrainedModel, view: LatticeView, height: float) -> None:
-    """The target at the side: each row has the label that was emitted last."""
+    """Write the target at the side: in each row the label that was emitted last."""
     _name_ticks(axes, ["∅", *model.signature.targets.decode(view.labels.tolist())], 0, height)
 
 
 def _name_ticks(axes: Axes, names: Sequence[str], first: int, height: float) -> None:
-    """Names of the rows from `first` on, in as many columns as it takes to read them."""
+    """Write names at the rows from `first` on, in enough columns that they do not overlap."""
     axes.tick_params(labelleft=True, left=True)
     axes.set_yticks(range(first, first + len(names)), names, fontsize=SMALL)
     columns = math.ceil(len(names) * LINE / height)
@@ -304,6 +309,7 @@ def _name_ticks(axes: Axes, names: Sequence[str], first: int, height: float) -> 
 
 
 def _name_time(axes: Axes, model: TrainedModel, view: LatticeView) -> None:
+    """Label the axis of time."""
     if _is_text(view):
         axes.set_xticks([])
         axes.set_xlabel("input x")
@@ -313,7 +319,7 @@ def _name_time(axes: Axes, model: TrainedModel, view: LatticeView) -> None:
 
 
 def _number_nodes(axes: Axes, model: TrainedModel, view: LatticeView) -> None:
-    """t above the map, and u at its right: what a node is called."""
+    """Write the numbers t above the map and u to its right."""
     across, upwards = axes.secondary_xaxis("top").xaxis, axes.secondary_yaxis("right").yaxis
     for axis, name, last, offset, width in (
         (across, "t", view.num_vectors - 1, 0.5, _vector_width(model)),
@@ -328,7 +334,7 @@ def _number_nodes(axes: Axes, model: TrainedModel, view: LatticeView) -> None:
 
 
 def _map_size(view: LatticeView) -> tuple[float, float]:
-    """The height and width of a map of the lattice, in inches."""
+    """Return the height and width of a map of the lattice, in inches."""
     if _is_text(view):
         height, width = 0.22 * (view.num_labels + 1), 0.4 * len(view.frames)
         return min(20.0, max(1.5, height)), min(20.0, max(3.5, width))
@@ -340,7 +346,7 @@ def _is_text(view: LatticeView) -> bool:
 
 
 def _frame_width(model: TrainedModel) -> float:
-    """How far a frame reaches on the axis of time: in seconds if it is of sound."""
+    """Return the width of a frame on the axis of time: in seconds for sound, else 1."""
     features = model.signature.features
     return 1.0 if features is None else features.shift
 
@@ -350,7 +356,7 @@ def _vector_width(model: TrainedModel) -> float:
 
 
 def _source_names(model: TrainedModel, view: LatticeView) -> list[str]:
-    """The symbols of an input that is text."""
+    """Return the symbols of an input that is text."""
     assert model.signature.sources is not None
     return [_name(model.signature.sources, k) for k in view.frames.tolist()]
 

@@ -1,4 +1,4 @@
-"""One utterance's output lattice with all that can be seen in it."""
+"""The output lattice of one input and target, and the output distribution at its nodes."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ Node = tuple[int, int]  # t, from 0, and u
 class LatticeView:
     """The output lattice of an input and a target, in float64 on the CPU.
 
-    T counts the transcription vectors: with pooling there are fewer than frames.
+    T is the number of transcription vectors; with pooling it is less than the number of frames.
     """
 
-    frames: Tensor  # [num_frames, D] or ids [num_frames], as the network took them
+    frames: Tensor  # [num_frames, D], or ids [num_frames]: the input of the network
     labels: Tensor  # [U]
     transcription: Tensor  # [T, K+1], f
     prediction: Tensor  # [U+1, K+1], g
-    log_null: Tensor  # [T, U+1], the horizontal arrows, Eq. 15
-    log_label: Tensor  # [T, U], the vertical arrows, Eq. 14
+    log_null: Tensor  # [T, U+1], log-probabilities of the horizontal arrows, Eq. 15
+    log_label: Tensor  # [T, U], log-probabilities of the vertical arrows, Eq. 14
     log_alpha: Tensor  # [T, U+1], Eq. 16
     log_beta: Tensor  # [T, U+1], Eq. 18
-    log_product: Tensor  # [T, U+1], ln α(t,u) β(t,u) / Pr(y|x): 1 on each diagonal, Eq. 19
+    log_product: Tensor  # [T, U+1], ln α(t,u) β(t,u) / Pr(y|x); sums to 1 on a diagonal, Eq. 19
     log_likelihood: float  # ln Pr(y|x), Eq. 17
-    best_path: tuple[Node, ...]  # all T + U nodes of the most probable alignment
-    timings: tuple[Timing, ...]  # of each label
+    best_path: tuple[Node, ...]  # the T + U nodes of the most probable alignment
+    timings: tuple[Timing, ...]  # one for each label
 
     @property
     def num_vectors(self) -> int:
-        """T, of the transcription."""
+        """The number of transcription vectors, T."""
         return len(self.transcription)
 
     @property
     def num_labels(self) -> int:
-        """U, of the target."""
+        """The number of labels of the target, U."""
         return len(self.labels)
 
     def next_label(self, u: int) -> int:
-        """What an alignment of the target emits after u labels: y_{u+1}, or null after the last."""
+        """Return the label that follows the first u labels of the target; null after the last."""
         return int(self.labels[u]) if u < self.num_labels else NULL
 
     def check_node(self, t: int, u: int) -> None:
@@ -71,10 +71,10 @@ class LatticeView:
 
 def view_lattice(
     model: TrainedModel,
-    frames: Tensor,  # [num_frames, D], or ids [num_frames], as an `Example` has them
+    frames: Tensor,  # [num_frames, D], or ids [num_frames], as in an `Example`
     labels: Tensor | Sequence[int],  # [U]
 ) -> LatticeView:
-    """The output lattice that a transducer spans over an input and a target (Eqs. 12-19)."""
+    """Compute the output lattice of an input and a target (Eqs. 12-19)."""
     network = transducer_of(model)
     labels = torch.as_tensor(labels, dtype=torch.int64)
     if len(frames) == 0:
@@ -108,17 +108,17 @@ def transducer_of(model: TrainedModel) -> Transducer:
     network = model.network.eval()
     if not isinstance(network, Transducer):
         kind = "an ensemble" if isinstance(network, Ensemble) else f"a {network.kind} network"
-        raise ValueError(f"{kind} alone has no output lattice to look at; give a transducer")
+        raise ValueError(f"{kind} alone has no output lattice; give a transducer")
     if network.backwards:
         raise ValueError(
-            "a transducer that goes backwards has its output lattice from the end, which is not "
-            "shown; give one that goes forwards"
+            "the output lattice of a transducer that reads backwards cannot be shown; give one "
+            "that reads forwards"
         )
     return network
 
 
 def _path(emitted: Sequence[int], num_vectors: int) -> tuple[Node, ...]:
-    """Every node of the alignment that emits label u+1 at frame emitted[u]."""
+    """Return the nodes of the alignment that emits label u+1 at vector emitted[u]."""
     nodes = []
     u = 0
     for t in range(num_vectors):
@@ -130,25 +130,25 @@ def _path(emitted: Sequence[int], num_vectors: int) -> tuple[Node, ...]:
 
 
 class Bar(NamedTuple):
-    """How strongly an output is predicted."""
+    """The probability of one output."""
 
-    label: int  # an id; null too
+    label: int  # an id; 0 is null
     probability: float
 
 
 class Bars(NamedTuple):
-    """The outputs that are predicted most strongly at a node, each list strongest first."""
+    """The most probable outputs at a node, each list in descending order."""
 
-    output: tuple[Bar, ...]  # by the output distribution Pr(k|t,u), Eq. 13
-    transcription: tuple[Bar, ...]  # by the transcription network alone
-    prediction: tuple[Bar, ...]  # by the prediction network alone
+    output: tuple[Bar, ...]  # of the output distribution Pr(k|t,u), Eq. 13
+    transcription: tuple[Bar, ...]  # of the transcription network alone
+    prediction: tuple[Bar, ...]  # of the prediction network alone
 
 
 def output_bars(view: LatticeView, t: int, u: int, num: int = 8) -> Bars:
-    """The `num` strongest outputs at node t, u.
+    """Return the `num` most probable outputs at node t, u.
 
-    A network alone is the output distribution with the other's vector zero: exp f_t, or exp g_u,
-    over its sum (Eqs. 12-13). The output distribution is their product over its sum.
+    The distribution of one network alone is the softmax of its vector, f_t or g_u. The output
+    distribution is the softmax of their sum (Eqs. 12-13).
     """
     view.check_node(t, u)
     f, g = view.transcription[t], view.prediction[u]

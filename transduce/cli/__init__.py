@@ -30,7 +30,7 @@ app = cyclopts.App(
     help="Sequence transduction with recurrent neural networks.",
     version=transduce.__version__,
 )
-# In the README's order, which --help keeps.
+# --help lists the commands in this order, which is also that of the README.
 COMMANDS: list[Callable[..., None]] = [
     *(demo, phonemize, recognize),
     *(train, evaluate, transcribe, table),
@@ -41,4 +41,5 @@ for place, command in enumerate(COMMANDS):
 
 
 def main() -> None:
+    """Run the command that the arguments of the process name."""
     app()

@@ -1,4 +1,4 @@
-"""The command that measures a network."""
+"""The command that evaluates a network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def evaluate(
     skip_bad: bool = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
-    """Print the log-loss and error rate of a network, or of an ensemble.
+    """Print the log-loss and error rate of a network or an ensemble.
 
     Example: transduce evaluate runs/letters-transducer --beam-width 10
 
@@ -41,24 +41,26 @@ def evaluate(
         The folder of a run, its model.safetensors, or the name of a model that ships. More runs
         after it make an ensemble.
     data
-        A manifest (.jsonl) or lines of source TAB target (.tsv); without it, the run's test set.
+        A manifest (.jsonl) or a file with a source, a tab and a target on each line (.tsv); by
+        default the test set of the run.
     target
-        The field of the manifest that is the target.
+        The field of the manifest that holds the target.
     beam_width
-        Hypotheses kept after every frame; 1 is the greedy search, and the best path of CTC.
+        The number of hypotheses to keep after every frame. 1 is the greedy search, and the best
+        path for CTC.
     search
         Further options of the search.
     device
-        Where to compute.
+        The device to compute on.
     skip_bad
-        Leave out data that cannot be read, and say how much that was.
+        Skip pairs that cannot be read, and print how many there were.
     as_json
         Print JSON instead of a table.
     """
     with user_errors():
         runs, files = runs_and_files(run, data)
         if len(files) > 1:
-            raise ValueError(f"{files[0]} and {files[1]} are two files of pairs; give one")
+            raise ValueError(f"{files[0]} and {files[1]} are two files of pairs; give only one")
         pairs = files[0] if files else None
         row = evaluate_runs(runs, pairs, target, beam_width, search, device, skip_bad)
         if as_json:
@@ -76,21 +78,21 @@ def evaluate_runs(
     device: Device,
     skip_bad: bool,
 ) -> Evaluation:
-    """Return a run's row of the table, or an ensemble's; report skipped data on standard error."""
+    """Evaluate a run, or several as an ensemble; report skipped pairs on standard error."""
     model = load_runs(runs, device)
     skipped: list[DataError] | None = [] if skip_bad else None
     options = (search or SearchFlags()).options(model.signature, beam_width, target=target)
     pairs = test_pairs(runs, model, data, target, skipped)
     names = ", ".join(run.name for run in runs)
-    with progress_bar(f"{names}: {len(pairs)} sequences", len(pairs)) as done:
-        row = evaluate_model(model, pairs, options, skipped=skipped, done=done)
+    with progress_bar(f"{names}: {len(pairs)} sequences", len(pairs)) as advance:
+        row = evaluate_model(model, pairs, options, skipped=skipped, done=advance)
     if skipped:
         print(skipped_report(skipped, len(pairs)), file=sys.stderr)
     return row
 
 
 def print_results(rows: Sequence[Evaluation], *, with_paper: bool) -> None:
-    """Print the table of results, and the details if there is one row."""
+    """Print the table of results; print the details too if there is only one row."""
     console = Console(width=None if sys.stdout.isatty() else 100)
     console.print(results_table(rows, with_paper=with_paper))
     for row in rows:

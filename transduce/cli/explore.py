@@ -1,4 +1,4 @@
-"""The command that serves the explorer."""
+"""The command that starts the explorer."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ def explore(
     port: int = 8000,
     open_page: Annotated[bool, Parameter(name="--open")] = False,
 ) -> None:
-    """Look at a transducer in the browser: lattices, sensitivities, the search frame by frame.
+    """Show a transducer in the browser: lattices, sensitivities, and the search frame by frame.
 
     Example: transduce explore runs/demo/transducer --open
 
-    It needs a web server: pip install "transduce[web]".
+    The command needs a web server: pip install "transduce[web]".
 
     Parameters
     ----------
     run
         The folder of a transducer's run, its model.safetensors, or the name of a model that ships.
     data
-        Examples to pick from: a manifest (.jsonl) or lines of source TAB target (.tsv); by default
-        the run's test set, or else its validation set.
+        Examples to choose from: a manifest (.jsonl) or a file with a source, a tab and a target on
+        each line (.tsv); by default the test set of the run, or its validation set if there is no
+        test set.
     target
-        The field of the manifest that is the target.
+        The field of the manifest that holds the target.
     host
-        The address to listen at; by default only this machine can connect.
+        The address to listen on; by default only this machine can connect.
     port
-        The port to listen at; 0 takes any free one.
+        The port to listen on; 0 chooses a free one.
     open_page
         Open the page in the browser.
     """

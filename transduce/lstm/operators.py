@@ -78,14 +78,14 @@ def layer(
     with_gradients = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in tensors
     )
-    eager = with_gradients and not torch.compiler.is_compiling()
-    call: Any = _Layer.apply if eager else lstm_layer
+    call: Any = _Layer.apply if with_gradients else run
+    if torch.compiler.is_compiling() or type(biases) not in (Tensor, torch.nn.Parameter):
+        call = lstm_layer  # traced, or with fake tensors
     output, last_h, last_s, *_ = call(*tensors, backend, with_gradients)
     return output, last_h, last_s
 
 
-@torch.library.custom_op("transduce::lstm_layer", mutates_args=())
-def lstm_layer(
+def run(
     x: Tensor,
     lengths: Tensor | None,
     input_weights: Tensor,
@@ -110,6 +110,9 @@ def lstm_layer(
     )
     output, last_h, last_s = (cast(result, biases.dtype) for result in results)
     return output, last_h, last_s, gates, states, exact
+
+
+lstm_layer = torch.library.custom_op("transduce::lstm_layer", run, mutates_args=())
 
 
 @lstm_layer.register_fake
@@ -139,8 +142,7 @@ def _(
     )
 
 
-@torch.library.custom_op("transduce::lstm_layer_backward", mutates_args=())
-def lstm_layer_backward(
+def run_backward(
     grad_output: Tensor | None,
     grad_last_h: Tensor | None,
     grad_last_s: Tensor | None,
@@ -170,6 +172,11 @@ def lstm_layer_backward(
     )
     grad_x = biases.new_empty(0) if grad_x is None else cast(grad_x, x.dtype)
     return grad_x, inputs, hidden, peep, bias, first_h, first_s
+
+
+lstm_layer_backward = torch.library.custom_op(
+    "transduce::lstm_layer_backward", run_backward, mutates_args=()
+)
 
 
 @lstm_layer_backward.register_fake
@@ -212,9 +219,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
     with_x, saved = ctx.needs_input_grad[0], ctx.saved_tensors
-    call: Any = lstm_layer_backward
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        call = _LayerBackward.apply
+    compiling = torch.compiler.is_compiling()
+    call: Any = lstm_layer_backward if compiling else _LayerBackward.apply
     grad_x, *grads = call(*upstream[:3], *saved, ctx.backend, with_x)
     state = (None, None) if saved[6] is None else grads[4:]
     return grad_x if with_x else None, None, *grads[:4], *state, None, None
@@ -231,15 +237,14 @@ lstm_layer_backward.register_autograd(_refuse)
 
 
 class _Layer(torch.autograd.Function):
-    """The operator with its autograd formula, for calls that are not compiled.
+    """The layer with its autograd formula, for calls that are not compiled.
 
-    A Function takes less time per call than the formula that `register_autograd` generates, and the
-    transforms of torch.func accept it.
+    A Function takes less time per call than an operator, and the transforms of torch.func accept it.
     """
 
     @staticmethod
     def forward(*arguments: Any) -> Any:
-        return lstm_layer(*arguments)
+        return run(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -255,7 +260,7 @@ class _LayerBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> Any:
-        return lstm_layer_backward(*arguments)
+        return run_backward(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -1,9 +1,9 @@
-// What a shared address holds: the input, the target, and how they are looked at.
+// The address of a view: the input, the target, the map, the node and the zoom.
 
 const MAPS = ["forward", "backward", "product"];
 const SCALES = ["log", "linear"];
 
-// `view` has target, node [t, u], and seen [t0, t1, u0, u1] unless all of the lattice is.
+// `view` has target, node [t, u], and, if the figure is zoomed, seen [t0, t1, u0, u1].
 export function encoded(source, view, map, scale) {
   const query = new URLSearchParams();
   if (source.kind === "example") query.set("example", source.index);
@@ -17,8 +17,8 @@ export function encoded(source, view, map, scale) {
   return `#${query}`;
 }
 
-// The same from an address; what it does not say, or says wrongly, is undefined. Of a sound it
-// has only the name, in `lost`.
+// Parse an address; missing and malformed parts are undefined. `lost` is the name of a sound file,
+// which an address cannot contain.
 export function decoded(hash) {
   const query = new URLSearchParams(hash.slice(1));
   const one = (name, allowed) => allowed.find((value) => value === query.get(name));

@@ -1,9 +1,9 @@
-// What the page asks of the server. Whatever goes wrong is a Problem with a sentence to show.
+// Requests to the server. Every failure is a Problem with a sentence to show.
 
 export class Problem extends Error {
   constructor(message, status = 0) {
     super(message);
-    this.status = status; // 410: the server has forgotten what was asked for
+    this.status = status; // 410: the server no longer keeps the input
   }
 }
 
@@ -19,12 +19,12 @@ async function fetched(path, options) {
   try {
     message = (await response.json()).message ?? message;
   } catch {
-    // Not a sentence of ours: the status has to do.
+    // The body is no message of ours; show the status.
   }
   throw new Problem(sentence(message), response.status);
 }
 
-// Where it begins with a word, in upper case: a file's name or path keeps its spelling.
+// Add a full stop, and a capital if the message begins with a word rather than a path.
 function sentence(text) {
   const full = /[.!?…]$/.test(text) ? text : `${text}.`;
   return /^[a-z]+ /.test(full) ? full[0].toUpperCase() + full.slice(1) : full;
@@ -63,7 +63,7 @@ export const fetchSearch = async (input, beamWidth) =>
 
 export const fetchSound = async (input) => (await fetched(`api/sound/${input}`)).blob();
 
-// A header's length, the header, float32 arrays; see transduce/web/wire.py.
+// Unpack the format that transduce/web/wire.py describes.
 function unpacked(buffer) {
   const length = new DataView(buffer).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));

@@ -1,4 +1,4 @@
-// The three bar graphs at the crosshair: the output distribution, and the two networks alone.
+// The bar graphs at the crosshair: the output distribution, and that of each network alone.
 
 import { write } from "./figure.js";
 
@@ -7,9 +7,9 @@ export const GRAPHS = [
   { name: "transcription", colour: "red", words: "transcription network" },
   { name: "prediction", colour: "green", words: "prediction network" },
 ];
-const LEAST = 21; // pixels that an output takes
+const LEAST = 21; // pixels, the smallest width of a bar
 
-// Which outputs there is room for: all, or those that are most strongly predicted, in their order.
+// Choose the outputs to draw: all, or the most probable ones that fit, in the order of their ids.
 export function shown(bars, room) {
   const ids = bars.output.map((_, k) => k);
   const most = Math.max(4, Math.floor(room / LEAST));

@@ -1,8 +1,8 @@
-// The colours of the maps, and of the page's theme for what is drawn on a canvas.
+// The colours of the maps, and the theme's colours for drawing on a canvas.
 
 const SIZE = 256;
 
-// From OKLCH to sRGB, each in [0, 1]; null where the screen has no such colour.
+// Convert OKLCH to sRGB in [0, 1]; null if sRGB lacks the colour.
 function rgbOf(lightness, chroma, hue) {
   const a = chroma * Math.cos((hue * Math.PI) / 180);
   const b = chroma * Math.sin((hue * Math.PI) / 180);
@@ -37,7 +37,7 @@ function heatTable() {
 
 export const HEAT = heatTable();
 
-// A table of greys between two colours of the theme.
+// Build a table of greys between two colours of the theme.
 export function between(low, high) {
   const [from, to] = [low, high].map(parsed);
   const table = new Uint8ClampedArray(3 * SIZE);
@@ -57,8 +57,8 @@ export function css(table, x) {
   return `rgb(${table[i]}, ${table[i + 1]}, ${table[i + 2]})`;
 }
 
-// A picture, a pixel a value, of values [columns, rows] that are scaled to [0, 1] by `scale`. The
-// first row is at the bottom.
+// Draw values [columns, rows] as an image, one pixel each; `scale` maps a value to [0, 1]. The first
+// row is at the bottom.
 export function painted(values, columns, rows, scale, table) {
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, columns);

@@ -1,7 +1,7 @@
-"""What the page asks of a transducer: inputs, what they decode to, lattices, searches.
+"""Answer the requests of the page: examples, inputs and their outputs, lattices, searches.
 
-What a person can mend is a ValueError of one sentence. What was opened is kept under opaque names,
-the latest few of each kind. The networks work on one request at a time.
+Errors that the user can fix are ValueErrors of one sentence. The explorer keeps the latest few
+inputs and lattices under random names. The networks compute one request at a time.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ from transduce.model.model import search_examples
 from transduce.web.sounds import MAX_BYTES, MAX_SECONDS, decode_sound
 from transduce.web.wire import pack
 
-MAX_SYMBOLS = 300  # of a text that is typed
-MAX_FRAMES = 10_000  # of an input
-MAX_CELLS = 3_000_000  # of a lattice, T x (U+1)
-MAX_BEAM_WIDTH = 20  # of a search that is stepped through
-MAX_STEPS = 600  # frames of such a search
-MAX_LISTED = 200  # examples in one answer
-MAX_NAMED = 60  # symbols in a message
+MAX_SYMBOLS = 300  # in a typed text
+MAX_FRAMES = 10_000  # in an input
+MAX_CELLS = 3_000_000  # in a lattice, T x (U+1)
+MAX_BEAM_WIDTH = 20  # of a search frame by frame
+MAX_STEPS = 600  # frames of a search frame by frame
+MAX_LISTED = 200  # examples in one response
+MAX_NAMED = 60  # symbols listed in an error message
 SEARCH = SearchOptions(beam_width=20, n_best=8, with_timings=False)
 
 Kept = TypeVar("Kept")
 
 
 class Gone(ValueError):
-    """What was asked for is not kept any more."""
+    """A request for an input or a lattice that is no longer kept."""
 
 
 class Latest(Generic[Kept]):
-    """The latest few things, under names that nobody can guess."""
+    """A store of the latest few things under random names."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.things: OrderedDict[str, Kept] = OrderedDict()
 
     def keep(self, thing: Kept) -> str:
+        """Store a thing, drop the oldest if there are too many, and return its name."""
         name = secrets.token_urlsafe(12)
         self.things[name] = thing
         while len(self.things) > self.number:
@@ -62,6 +63,7 @@ class Latest(Generic[Kept]):
         return name
 
     def __getitem__(self, name: str) -> Kept:
+        """Return the thing of a name; raise Gone if it was dropped."""
         try:
             self.things.move_to_end(name)
             return self.things[name]
@@ -71,17 +73,17 @@ class Latest(Generic[Kept]):
 
 @dataclass(frozen=True, eq=False)
 class Input:
-    """An input sequence that somebody looks at."""
+    """An input that the page shows."""
 
     example: Example  # without labels
-    target: Symbols = ()  # what it should become, where that is known
-    wave: Tensor | None = None  # [N], of sound
-    notes: tuple[str, ...] = ()  # what is worth saying of it
+    target: Symbols = ()  # the reference, if there is one
+    wave: Tensor | None = None  # [N], the samples of sound
+    notes: tuple[str, ...] = ()  # sentences to show with it
 
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
-    """A trained transducer, and pairs to look at."""
+    """A trained transducer and the examples to show with it."""
 
     model: TrainedModel
     pairs: Sequence[Pair]
@@ -91,18 +93,18 @@ class Explorer:
     lock: RLock = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
-        transducer_of(self.model)  # or else there is nothing to explore
+        transducer_of(self.model)  # raises ValueError for other networks
 
-    # --- What there is --------------------------------------------------------------------------
+    # --- The model and its examples -------------------------------------------------------------
 
     def description(self) -> dict[str, Any]:
-        """What the page has to know of the model."""
+        """Describe the model to the page."""
         signature, config = self.model.signature, self.model.config
         features = signature.features
         kind = "text" if signature.sources is not None else "sound" if features else "frames"
         return {
             "name": self.name,
-            "kind": kind,  # of the inputs
+            "kind": kind,  # of inputs
             "symbols": signature.targets.symbols,  # label k is symbols[k - 1]
             "num_examples": len(self.pairs),
             "frames_per_vector": config.pooling,
@@ -113,7 +115,7 @@ class Explorer:
         }
 
     def examples(self, search: str, first: int) -> dict[str, Any]:
-        """Those whose name or target has the words of `search`, in pages."""
+        """List the examples that contain all words of `search`, from number `first` on."""
         words = search.lower().split()
         found = [
             (i, pair)
@@ -131,8 +133,9 @@ class Explorer:
     # --- Opening an input -----------------------------------------------------------------------
 
     def open_example(self, index: int) -> dict[str, Any]:
+        """Open an example by its index."""
         if not 0 <= index < len(self.pairs):
-            raise ValueError(f"there is no example {index}; there are {len(self.pairs)}")
+            raise ValueError(f"there is no example {index}; there are {len(self.pairs)} examples")
         pair, signature = self.pairs[index], self.model.signature
         if isinstance(pair.source, Audio) and signature.features is not None:
             wave = read_wave(pair.source, signature.features.sample_rate, pair.origin)
@@ -141,21 +144,23 @@ class Explorer:
         return self._opened(Input(example, pair.target, notes=self._unseen(pair)))
 
     def open_text(self, text: str) -> dict[str, Any]:
-        """What somebody has typed."""
+        """Open a typed text."""
         notation = self.model.signature.source_notation
         if notation is None:
             raise ValueError("the model takes sound, not text; choose a sound file")
         symbols = notation.symbols(text)
         if len(symbols) > MAX_SYMBOLS:
-            raise ValueError(f"the text has {len(symbols)} symbols; {MAX_SYMBOLS} can be shown")
+            raise ValueError(
+                f"the text has {len(symbols)} symbols; at most {MAX_SYMBOLS} can be shown"
+            )
         if not symbols:
-            raise ValueError("there is nothing written; type a word")
+            raise ValueError("the text is empty; type a word")
         pair = Pair(text.strip(), symbols, (), Origin(Path("the text")))
         example = self.model.signature.example(pair)
         return self._opened(Input(example, notes=self._unseen(pair)))
 
     def open_sound(self, content: bytes, name: str) -> dict[str, Any]:
-        """A sound file's bytes; its name is only shown."""
+        """Open the bytes of a sound file; its name is only for display."""
         features = self.model.signature.features
         if features is None:
             raise ValueError("the model does not take sound; choose an example, or type a text")
@@ -164,15 +169,17 @@ class Explorer:
         return self._open_wave(pair, wave, features)
 
     def _open_wave(self, pair: Pair, wave: Tensor, features: FeatureSettings) -> dict[str, Any]:
+        """Open the samples of a sound."""
         example = replace(self.model.signature.example(wave), pair=pair)
         if not example.num_frames:
             raise ValueError(
                 f"the sound {pair.name} is shorter than one window "
-                f"of {round(1000 * features.window)} ms"
+                f"of {round(1000 * features.window)} ms; choose a longer one"
             )
         return self._opened(Input(example, pair.target, wave))
 
     def _unseen(self, pair: Pair) -> tuple[str, ...]:
+        """Return a note on the source symbols that the model does not know, if there are any."""
         unseen = sorted(set(self.model.signature.unknown_symbols(pair)))
         if not unseen:
             return ()
@@ -182,11 +189,11 @@ class Explorer:
         return (f"{some} were not in the training data, and count as nothing.",)
 
     def _opened(self, opened: Input) -> dict[str, Any]:
-        """What the page is told of an input: its N-best, and the name to ask for more by."""
+        """Keep an input; return its name, its N-best outputs and its notes for the page."""
         if opened.example.num_frames > MAX_FRAMES:
             raise ValueError(
                 f"the input {opened.example.pair.name} has {opened.example.num_frames} frames; "
-                f"{MAX_FRAMES} can be shown"
+                f"at most {MAX_FRAMES} can be shown"
             )
         notes = list(opened.notes)
         with self.lock, warnings.catch_warnings(record=True) as caught:
@@ -206,14 +213,14 @@ class Explorer:
             "notes": notes,
         }
 
-    # --- Looking at it --------------------------------------------------------------------------
+    # --- Lattices, sensitivities, searches, sound -----------------------------------------------
 
     def lattice(self, name: str, symbols: Symbols) -> bytes:
-        """The output lattice of an input and a target, packed (see `wire`).
+        """Return the output lattice of an input and a target, packed (see `wire`).
 
-        The header has `view`, to ask for sensitivities by. The arrays are `picture` [T', D'], what
-        is shown of the input; f, g, and the logarithms of the forward variables, the backward
-        variables and their product.
+        In the header, `view` is the name to request sensitivities with. The arrays are `picture`
+        [T', D'], the image of the input; f, g, and the logarithms of the forward variables, the
+        backward variables and their product.
         """
         opened, targets = self.inputs[name], self.model.signature.targets
         unknown = [symbol for symbol in symbols if symbol not in targets.symbols]
@@ -251,7 +258,7 @@ class Explorer:
         return pack(header, arrays)
 
     def _picture(self, opened: Input) -> Tensor:
-        """What is shown of an input: sound's spectrogram, or its frames; of text, nothing."""
+        """Return the image of an input: a spectrogram or frames; an empty one for text."""
         features = self.model.signature.features
         if opened.wave is None or features is None:
             frames = opened.example.frames
@@ -260,11 +267,11 @@ class Explorer:
         return spectrogram
 
     def sensitivity(self, name: str, t: int, u: int) -> bytes:
-        """How the probability of a node's next label depends on the inputs and on the previous
-        outputs, packed (see `wire`).
+        """Return the sensitivity of a node's next label to inputs and previous outputs, packed.
 
-        The arrays are `inputs` [T', D] and `outputs` [U, K], each over its largest size, which is
-        in the header: derivatives of what is nearly impossible are too small for float32.
+        The arrays are `inputs` [T', D] and `outputs` [U, K]. Each is divided by its largest
+        absolute value, which is in the header, because the derivatives of a very improbable output
+        are too small for float32.
         """
         with self.lock:
             found = sensitivity(self.model, self.views[name], t, u)._asdict()
@@ -273,9 +280,9 @@ class Explorer:
         return pack({"t": t, "u": u, "largest": largest}, relative)
 
     def search(self, name: str, beam_width: int) -> dict[str, Any]:
-        """Algorithm 1 on an input: B before the first frame and after each (see `decoding.steps`).
+        """Run Algorithm 1; return B before the first frame and after each (see `decoding.steps`).
 
-        A hypothesis is [labels, log_prob, flows], a flow [source, emitted, log_prob].
+        A hypothesis is [labels, log_prob, flows]; a flow is [source, emitted, log_prob].
         """
         opened = self.inputs[name]
         if not 1 <= beam_width <= MAX_BEAM_WIDTH:
@@ -284,14 +291,14 @@ class Explorer:
             )
         T = opened.example.num_vectors(self.model.config.pooling)
         if T > MAX_STEPS:
-            raise ValueError(f"the input has {T} frames; {MAX_STEPS} can be stepped through")
+            raise ValueError(f"the input has {T} frames; at most {MAX_STEPS} can be shown")
         with self.lock:
             steps = beam_search_steps(transducer_of(self.model), opened.example.frames, beam_width)
         return {"beam_width": beam_width, "steps": steps}
 
     def wav(self, name: str) -> bytes:
-        """The sound of an input, to be played."""
+        """Return the sound of an input as a WAV file."""
         opened, features = self.inputs[name], self.model.signature.features
         if opened.wave is None or features is None:
-            raise ValueError("this input has no sound")
+            raise ValueError("this input has no sound to play")
         return encode_wav(opened.wave, features.sample_rate)

@@ -1,20 +1,20 @@
-// The figure: the output lattice over its input, on one time axis, with the sensitivities of the
-// node at the crosshair, as the paper's figure 3 has them. `layout` says where, `draw` draws.
+// The figure: the output lattice above its input, on one time axis, with the sensitivities of the
+// node at the crosshair, as in Figure 3 of the paper. `layout` places the parts, `draw` draws them.
 
 import { HEAT, css } from "./colours.js";
 import { drawBars } from "./bars.js";
 import { MAPS } from "./lattice.js";
 
 export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
-const NARROW = 720; // pixels, below which everything stands in one column
-const REST = 535; // pixels of a window that are not the lattice's
-const PATH = "#2fd3ea"; // of the best alignment: a colour that the maps do not have
-const LANES = 3; // of the labels' timings
+const NARROW = 720; // pixels; narrower figures have one column
+const REST = 535; // pixels of the window's height outside the lattice
+const PATH = "#2fd3ea"; // the colour of the best alignment, which no map has
+const LANES = 3; // rows for the timings of labels
 
 const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
 
-// Rectangles {x, y, w, h} of every part, and the height of all, which is that of a window if the
-// rows of the lattice are then high enough.
+// Return the rectangle {x, y, w, h} of each part, and the total height: that of the window, or more
+// if the rows of the lattice would be too low.
 export function layout(width, lattice, windowHeight) {
   const narrow = width < NARROW;
   const axis = narrow ? 34 : 46;
@@ -51,7 +51,7 @@ export function layout(width, lattice, windowHeight) {
   return { ...boxes, width, height: y };
 }
 
-// Where a time t, in transcription vectors, and a number of labels u lie on the canvas.
+// Return functions from a time t (in transcription vectors) and a number of labels u to the canvas.
 export function scales(boxes, viewport) {
   const { heat } = boxes;
   const perVector = heat.w / (viewport.t1 - viewport.t0);
@@ -112,7 +112,7 @@ function frame(context, { x, y, w, h }, theme) {
   context.strokeRect(x - 0.5, y - 0.5, w + 1, h + 1);
 }
 
-// The part of an image that the viewport shows, its pixels sharp where they are larger than ours.
+// Draw the visible part of an image, without smoothing if it is enlarged.
 function drawPart(context, image, box, [sx, sy, sw, sh]) {
   context.imageSmoothingEnabled = sw > 2 * box.w || sh > 2 * box.h;
   context.drawImage(image, sx, sy, sw, sh, box.x, box.y, box.w, box.h);
@@ -136,12 +136,12 @@ function drawKey(context, { key }, { lattice, map, scale }, theme) {
   write(context, ends[1], x + length, key.y + 24, { ...small, align: "right" });
 }
 
-// A number as it is printed, with a minus and not a hyphen.
+// Format a number with a minus sign, not a hyphen.
 export function decimal(x, digits) {
   return Number.isFinite(x) ? x.toFixed(digits).replace("-", "−") : "−∞";
 }
 
-// e to the power of x, written so that it can be read.
+// Format e to the power of x.
 export function power(x) {
   const tens = Math.floor(x / Math.LN10);
   if (x === -Infinity) return "0";
@@ -174,7 +174,7 @@ function drawLabelAxis(context, { axis, heat }, { lattice, node, viewport }, the
   }
 }
 
-// When each label is emitted: from the 5 % to the 95 % quantile, a mark at the peak.
+// Draw the timing of each label: a bar from the 5 % to the 95 % quantile, and a mark at the peak.
 function drawTrack(context, { track }, { lattice, viewport, node }, theme, place) {
   frame(context, track, theme);
   const named = labelsThatFit(context, lattice, node, place);
@@ -197,7 +197,7 @@ function drawTrack(context, { track }, { lattice, viewport, node }, theme, place
   });
 }
 
-// The crosshair's label, and in each lane those from left to right that touch no other.
+// Choose the labels to write: that of the crosshair, and in each lane those that do not overlap.
 export function labelsThatFit(context, { target, timings }, node, place) {
   context.font = `700 11px ${FONT}`;
   const ends = timings.map(({ frame: peak }, i) => {
@@ -207,7 +207,7 @@ export function labelsThatFit(context, { target, timings }, node, place) {
   const here = node.u - 1;
   const touch = (i, j) => ends[i][0] < ends[j][1] && ends[j][0] < ends[i][1];
   const named = new Set();
-  const last = []; // of each lane
+  const last = []; // the last label of each lane
   for (let i = 0; i < target.length; i++) {
     const lane = i % LANES;
     if (lane in last && touch(i, last[lane])) continue;
@@ -226,11 +226,11 @@ function drawPicture(context, { picture }, { lattice, images, viewport, model, n
     clipped(context, picture, () => drawPart(context, images.picture, picture, part));
     return;
   }
-  // Every symbol, or every n-th where no more fit; at the crosshair its own, in place of those near.
+  // Write every n-th symbol, as many as fit; at the crosshair its own symbol replaces its neighbours.
   const [size, n] = [14, model.frames_per_vector];
   context.font = `700 ${size}px ${FONT}`;
   const widest = Math.max(...lattice.source.map((symbol) => context.measureText(symbol).width));
-  const least = ((widest + 2) * n) / place.perVector; // symbols from one to the next
+  const least = ((widest + 2) * n) / place.perVector; // symbols between two that are written
   const every = Math.ceil(least);
   clipped(context, picture, () => {
     lattice.source.forEach((symbol, i) => {
@@ -267,11 +267,11 @@ function drawOutputSensitivity(context, { outputs, narrow }, scene, theme) {
   const middle = (u) => outputs.y + outputs.h - (u + 0.5 - u0) * row;
   clipped(context, outputs, () => {
     if (images.outputs) {
-      // Label u stands in row u; row 0 has none.
+      // Label u is in row u; row 0 has none.
       const part = [0, lattice.U + 1 - u1, images.outputs.width, u1 - u0];
       drawPart(context, images.outputs, outputs, part);
     }
-    // The labels that there are, among all that could have been.
+    // Mark the labels of the target among all possible ones.
     context.fillStyle = "#ffffff";
     for (let u = 1; u <= node.u; u++) {
       const x = outputs.x + (lattice.next(u - 1) - 0.5) * column;
@@ -331,7 +331,7 @@ function drawPath(context, { heat }, { lattice }, theme, place) {
     context.beginPath();
     lattice.path.forEach(([t, u]) => context.lineTo(place.x(t + 0.5), place.y(u + 0.5)));
     context.lineJoin = "round";
-    const width = place.perLabel < 5 ? 1 : 2; // no wider than what lies under it
+    const width = place.perLabel < 5 ? 1 : 2; // no wider than a node
     context.strokeStyle = "rgba(0, 0, 0, 0.6)";
     context.lineWidth = 2 * width;
     context.stroke();
@@ -341,7 +341,7 @@ function drawPath(context, { heat }, { lattice }, theme, place) {
   });
 }
 
-// The time that is heard, or the frame of the search; on the best path it is a dot.
+// Draw the time of the player or the frame of the search, with a dot on the best path.
 function drawCursor(context, boxes, { cursor, lattice }, theme, place) {
   if (cursor === null) return;
   const { heat, inputs } = boxes;

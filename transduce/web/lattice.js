@@ -1,4 +1,4 @@
-// An output lattice as the server sent it: its numbers, and what follows from them at once.
+// An output lattice from the server, and the values that the page computes from it.
 
 import { HEAT, between, painted } from "./colours.js";
 
@@ -11,13 +11,13 @@ export const MAPS = {
     words: "forward × backward variables",
   },
 };
-const NATS_BELOW_THE_PATH = 15; // that the logarithmic colours still tell apart
+const NATS_BELOW_THE_PATH = 15; // range of the logarithmic colours below the best path
 
 export class Lattice {
   constructor({ header, arrays }, symbols) {
     this.view = header.view;
     this.target = header.target;
-    this.source = header.source; // the input's symbols; null of sound
+    this.source = header.source; // the symbols of the input; null for sound
     this.logLikelihood = header.log_likelihood;
     this.path = header.best_path; // the nodes [t, u] of the most probable alignment
     this.timings = header.timings;
@@ -27,12 +27,12 @@ export class Lattice {
     this.U = this.target.length;
   }
 
-  // The logarithm of a map at a node.
+  // Return the logarithm of a map at a node.
   at(map, t, u) {
     return this.arrays[MAPS[map].values].values[t * (this.U + 1) + u];
   }
 
-  // Pr(k|t,u), and what the two networks would say alone, each [K+1] (Eqs. 12-13).
+  // Return Pr(k|t,u) and the distributions of the two networks alone, each [K+1] (Eqs. 12-13).
   bars(t, u) {
     const K1 = this.numOutputs;
     const f = this.arrays.transcription.values.subarray(t * K1, (t + 1) * K1);
@@ -44,12 +44,12 @@ export class Lattice {
     };
   }
 
-  // The id of the label that follows u labels; 0 after the last.
+  // Return the id of the label after the first u labels; 0 after the last.
   next(u) {
     return u < this.U ? this.outputs.indexOf(this.target[u], 1) : 0;
   }
 
-  // The least and the greatest of a map that get colours of their own, as logarithms.
+  // Return the range of logarithms that the colours of a map cover.
   range(map) {
     if (map === "product") return [-NATS_BELOW_THE_PATH, 0];
     const onPath = this.path.map(([t, u]) => this.at(map, t, u)).filter(Number.isFinite);
@@ -57,7 +57,7 @@ export class Lattice {
     return [lowest - NATS_BELOW_THE_PATH, onPath.reduce((a, b) => Math.max(a, b), lowest)];
   }
 
-  // The heat map, a pixel a node.
+  // Draw the heat map, one pixel for each node.
   image(map, scale) {
     const [low, high] = this.range(map);
     const position =
@@ -65,7 +65,7 @@ export class Lattice {
     return painted(this.arrays[MAPS[map].values].values, this.T, this.U + 1, position, HEAT);
   }
 
-  // The spectrogram or the frames, in greys; null of text.
+  // Draw the spectrogram or the frames in greys; null for text.
   picture(theme) {
     const { shape, values } = this.arrays.picture;
     if (shape[1] === 0) return null;
@@ -88,7 +88,7 @@ export function softmax(scores) {
   return exponentials.map((x) => x / total);
 }
 
-// The part of the lattice that is seen: nodes t0 to t1 and u0 to u1, the ends not included.
+// The visible part of the lattice: t0 <= t < t1 and u0 <= u < u1.
 export class Viewport {
   constructor(T, rows) {
     Object.assign(this, { T, rows });
@@ -104,7 +104,7 @@ export class Viewport {
     [this.u0, this.u1] = inside(u0, u1, this.rows, 2);
   }
 
-  // Larger by `factor` about the point (t, u), which stays where it is.
+  // Zoom by `factor` about the point (t, u), which stays in place.
   zoom(factor, t, u, timeOnly = false) {
     const about = (x, from, to) => [x - (x - from) / factor, x + (to - x) / factor];
     const rows = timeOnly ? [this.u0, this.u1] : about(u, this.u0, this.u1);
@@ -115,7 +115,7 @@ export class Viewport {
     this.set(this.t0 + dt, this.t1 + dt, this.u0 + du, this.u1 + du);
   }
 
-  // Moved, if it must be, so that the node can be seen.
+  // Scroll, if need be, so that the node is visible.
   show(t, u) {
     const beyond = (x, from, to) => Math.min(0, x - from) + Math.max(0, x + 1 - to);
     this.move(beyond(t, this.t0, this.t1), beyond(u, this.u0, this.u1));

@@ -1,4 +1,4 @@
-// The page: an input is chosen, decoded and looked at; the address holds what is seen.
+// The page: choose an input, show its outputs and lattice, and keep the view in the address.
 
 import { decoded, encoded } from "./address.js";
 import { Problem, describeModel, fetchLattice, listExamples, openSource } from "./api.js";
@@ -10,52 +10,52 @@ import { Player } from "./sound.js";
 import { Stage } from "./stage.js";
 
 const $ = (id) => document.getElementById(id);
-const NUM_ROWS = 12; // of the table of numbers
+const NUM_ROWS = 12; // in the table of numbers
 
 let model, stage, player, search;
 let source = null; // {kind: "example", index}, {kind: "text", text} or {kind: "sound", file}
-let opened = null; // what the server said of it
-let turn = 0; // of what was asked last: earlier answers come too late
+let opened = null; // the server's answer to it
+let turn = 0; // number of the latest request; answers to earlier ones are ignored
 
 // --- Messages -----------------------------------------------------------------------------------
 
-function say(text, isProblem = true) {
+function showMessage(text, isProblem = true) {
   $("message").hidden = false;
   $("message").classList.toggle("problem", isProblem);
   $("message").querySelector("p").textContent = text;
 }
 
-function hush() {
+function hideMessage() {
   $("message").hidden = true;
 }
 
-// Whoever goes on has read what was wrong. A note of the input stays with it.
-function goesOn({ target }) {
+// Hide a problem at the user's next action. A note on the input stays.
+function hideProblem({ target }) {
   const isAction = target.closest("button, input, textarea, canvas") !== null;
-  if (isAction && $("message").classList.contains("problem")) hush();
+  if (isAction && $("message").classList.contains("problem")) hideMessage();
 }
 
-// What a person can mend is said, and then what is left on the page; what the server has forgotten
-// is opened again.
-function failed(error, left = "") {
+// Show a problem, and then `left`, a sentence on what the page still shows. If the server no longer
+// keeps the input, open it again.
+function report(error, left = "") {
   if (!(error instanceof Problem)) {
     console.error(error);
-    say("Something went wrong in this page; load it again.");
+    showMessage("This page failed; reload it.");
   } else if (error.status === 410 && source !== null) {
     open(source, currentView());
-  } else say(`${error.message} ${left}`.trim());
+  } else showMessage(`${error.message} ${left}`.trim());
 }
 
-// What is on the page when an input, or a target, was refused.
+// A sentence on what the page still shows when it could not show an input or a target.
 function stillShown(what = opened?.name) {
-  return $("lattice").hidden ? "" : `What is shown is still ${what}.`;
+  return $("lattice").hidden ? "" : `The page still shows ${what}.`;
 }
 
 // --- Inputs -------------------------------------------------------------------------------------
 
 async function open(wanted, view = {}) {
   const mine = ++turn;
-  hush();
+  hideMessage();
   document.body.classList.add("busy");
   try {
     const found = await openSource(wanted);
@@ -68,13 +68,13 @@ async function open(wanted, view = {}) {
     markExample();
     for (const id of ["outputs", "search"]) $(id).hidden = false;
     for (const id of ["play", "space-key"]) $(id).hidden = !opened.has_sound;
-    if (opened.notes.length) say(opened.notes.join(" "), false);
+    if (opened.notes.length) showMessage(opened.notes.join(" "), false);
     const best = opened.hypotheses.length ? opened.hypotheses[0].symbols : [];
     await showLattice(view.target ?? best, view, mine);
   } catch (error) {
     if (mine !== turn) return;
-    if (source === wanted) $("lattice").hidden = true; // it was of the input before
-    failed(error, stillShown());
+    if (source === wanted) $("lattice").hidden = true; // it belongs to the previous input
+    report(error, stillShown());
   } finally {
     if (mine === turn) document.body.classList.remove("busy");
   }
@@ -91,12 +91,12 @@ async function showLattice(target, view = {}, mine = ++turn) {
   stage.show(new Lattice(packed, model.symbols), view.node, view.seen);
 }
 
-function attempt(target) {
-  hush();
-  showLattice(target).catch((error) => failed(error, stillShown("the target before")));
+function tryLattice(target) {
+  hideMessage();
+  showLattice(target).catch((error) => report(error, stillShown("the previous target")));
 }
 
-async function listThem(first = 0) {
+async function loadExamples(first = 0) {
   const asked = $("find").value;
   try {
     const { count, examples } = await listExamples(asked, first);
@@ -105,10 +105,10 @@ async function listThem(first = 0) {
     if (first + examples.length < count) items.push(moreItem(first + examples.length, count));
     if (first === 0) $("examples").replaceChildren(...items);
     else $("examples").lastElementChild.replaceWith(...items);
-    if (count === 0) $("examples").append(element("li", "none", "No example has that."));
+    if (count === 0) $("examples").append(element("li", "none", "No example matches."));
     markExample();
   } catch (error) {
-    failed(error);
+    report(error);
   }
 }
 
@@ -127,7 +127,7 @@ function moreItem(first, count) {
   const item = element("li");
   const button = element("button", "link", `${count - first} more`);
   button.type = "button";
-  button.addEventListener("click", () => listThem(first));
+  button.addEventListener("click", () => loadExamples(first));
   item.append(button);
   return item;
 }
@@ -151,11 +151,11 @@ function listHypotheses() {
     if (reference && text === reference) button.append(element("span", "tag", "reference"));
     button.append(element("span", "number", power(log_prob)));
     button.dataset.target = text;
-    button.addEventListener("click", () => attempt(symbols));
+    button.addEventListener("click", () => tryLattice(symbols));
     item.append(button);
     return item;
   });
-  if (!items.length) items.push(element("li", "none", "The search found nothing."));
+  if (!items.length) items.push(element("li", "none", "The search found no outputs."));
   $("hypotheses").replaceChildren(...items);
   $("reference").hidden = !reference;
 }
@@ -169,10 +169,11 @@ function markHypothesis(target) {
   $("target-note").textContent = isReference ? "(the reference)" : "";
 }
 
-// --- What is seen, in numbers and in the address ------------------------------------------------
+// --- Numbers at the crosshair, and the address --------------------------------------------------
 
-// A node is t,u as `transduce plot --at` takes it, and as the address holds it: both from 0.
-function tell() {
+// Write the numbers of the node at the crosshair. Nodes are t,u counted from 0, as in the address
+// and in `transduce plot --at`.
+function describeNode() {
   const { lattice, node } = stage;
   const { t, u } = node;
   const bars = lattice.bars(t, u);
@@ -180,7 +181,7 @@ function tell() {
   const [T, U] = [lattice.T, lattice.U];
   const seconds = secondsPerVector();
   const time = seconds ? ` (${(t * seconds).toFixed(2)} s)` : "";
-  const after = u === 0 ? "no label yet" : `the last label ${lattice.target[u - 1]}`;
+  const after = u === 0 ? "no label yet" : `last label ${lattice.target[u - 1]}`;
   const arrows = [`null ${bars.output[0].toFixed(3)}`];
   if (next) arrows.push(`next label ${lattice.outputs[next]} ${bars.output[next].toFixed(3)}`);
   const parts = [
@@ -190,7 +191,7 @@ function tell() {
     `ln Pr(y|x) ${decimal(lattice.logLikelihood, 2)}.`,
   ];
   if (u > 0) parts.splice(1, 0, whenEmitted(lattice.target[u - 1], lattice.timings[u - 1]));
-  if (stage.held) parts.push("Held.");
+  if (stage.held) parts.push("The crosshair is locked.");
   $("readout").textContent = parts.join(" ");
   const ids = bars.output.map((_, k) => k).sort((a, b) => bars.output[b] - bars.output[a]);
   const rows = ids.slice(0, NUM_ROWS).map((k) => {
@@ -210,7 +211,7 @@ function tell() {
   Object.assign(state, { t, u });
 }
 
-// Where a label sits in time: the peak, and between which times it is with 90 %.
+// A sentence on the timing of a label: its peak, and the interval of 90 % probability.
 function whenEmitted(symbol, { start, frame, end, confidence }) {
   const seconds = secondsPerVector();
   const time = (t) => (seconds ? (t * seconds).toFixed(2) : String(t));
@@ -231,7 +232,7 @@ function currentView() {
   return { target: lattice.target, node: [node.t, node.u], seen };
 }
 
-let written = ""; // the address as this page wrote it last
+let written = ""; // the address that this page wrote last
 let timer = null;
 
 function writeAddress() {
@@ -240,22 +241,23 @@ function writeAddress() {
 }
 
 function changed() {
-  tell();
+  describeNode();
   clearTimeout(timer);
   timer = setTimeout(writeAddress, 120);
 }
 
-// Restores what the address says.
+// Restore the view that the address holds.
 async function readAddress() {
   written = location.hash;
-  const said = decoded(location.hash);
-  choose("map", said.map ?? stage.map);
-  choose("scale", said.scale ?? stage.scale);
+  const parts = decoded(location.hash);
+  choose("map", parts.map ?? stage.map);
+  choose("scale", parts.scale ?? stage.scale);
   stage.choose(chosen("map"), chosen("scale"));
-  if (said.source?.kind === "text") $("text").value = said.source.text;
-  if (said.source) await open(said.source, said.view);
-  else if (said.lost) {
-    say(`This address is of the sound file ${said.lost}, which it cannot hold; choose it again.`);
+  if (parts.source?.kind === "text") $("text").value = parts.source.text;
+  if (parts.source) await open(parts.source, parts.view);
+  else if (parts.lost) {
+    const fault = `This address names the sound file ${parts.lost}, but does not contain it;`;
+    showMessage(`${fault} choose the file again.`);
   }
 }
 
@@ -279,12 +281,13 @@ async function playPause() {
     const seconds = secondsPerVector();
     await player.play(stage.viewport.t0 * seconds, stage.viewport.t1 * seconds);
   } catch (error) {
-    stopped();
-    failed(error instanceof DOMException ? new Problem("This browser cannot play it.") : error);
+    showPlay();
+    const unplayable = error instanceof DOMException;
+    report(unplayable ? new Problem("This browser cannot play the sound.") : error);
   }
 }
 
-function stopped() {
+function showPlay() {
   $("play").textContent = "Play";
   $("play").setAttribute("aria-pressed", "false");
 }
@@ -302,12 +305,12 @@ async function save() {
 
 async function share() {
   writeAddress();
-  const note = source.kind === "sound" ? " It cannot hold this sound: it names the file, no more." : "";
+  const note = source.kind === "sound" ? " It names the sound file, but does not contain it." : "";
   try {
     await navigator.clipboard.writeText(location.href);
-    say(`The address of this view is copied.${note}`, false);
+    showMessage(`The address of this view is copied.${note}`, false);
   } catch {
-    say(`Copy the address of this view from the browser's address bar.${note}`, false);
+    showMessage(`Copy the address of this view from the browser's address bar.${note}`, false);
   }
 }
 
@@ -321,11 +324,11 @@ function takeFile(file) {
   if (!file) return;
   if (file.size > model.max_bytes) {
     const problem = `The file ${file.name} is larger than ${model.max_bytes / 1e6} MB;`;
-    failed(new Problem(`${problem} choose a shorter part.`), stillShown());
+    report(new Problem(`${problem} choose a shorter part.`), stillShown());
   } else open({ kind: "sound", file });
 }
 
-function describe() {
+function showModel() {
   const what = { text: "text", sound: "sound", frames: "frames" }[model.kind];
   $("model").textContent = `${model.name}: ${what} to ${model.symbols.length} symbols`;
   document.title = `${model.name} — transduce explorer`;
@@ -333,20 +336,20 @@ function describe() {
   $("drop").hidden = model.kind !== "sound";
   $("examples-box").hidden = model.num_examples === 0;
   $("drop-hint").textContent = `or drop one here (${model.max_seconds} s at most)`;
-  $("find-label").textContent = `Pick one of ${model.num_examples.toLocaleString("en")} examples`;
+  $("find-label").textContent = `Choose one of ${model.num_examples.toLocaleString("en")} examples`;
   $("alphabet").textContent = model.symbols.join(" ");
-  $("nothing").textContent = howToBegin();
+  $("nothing").textContent = waysToStart();
 }
 
-function howToBegin() {
+function waysToStart() {
   const own = { text: "type a word", sound: "choose a sound file" }[model.kind];
-  const ways = [...(model.num_examples ? ["pick an example"] : []), ...(own ? [own] : [])];
-  if (!ways.length) return "The model takes frames; start transduce explore with --data.";
+  const ways = [...(model.num_examples ? ["choose an example"] : []), ...(own ? [own] : [])];
+  if (!ways.length) return "The model takes frames; restart transduce explore with --data.";
   const text = ways.join(", or ");
   return `${text[0].toUpperCase()}${text.slice(1)}.`;
 }
 
-function listen() {
+function addListeners() {
   const on = (id, event, action) => $(id).addEventListener(event, action);
   on("text-form", "submit", (event) => {
     event.preventDefault();
@@ -358,18 +361,18 @@ function listen() {
   });
   on("find", "input", () => {
     clearTimeout(on.find);
-    on.find = setTimeout(listThem, 120);
+    on.find = setTimeout(loadExamples, 120);
   });
   on("target-form", "submit", (event) => {
     event.preventDefault();
-    attempt($("target").value.split(/\s+/).filter(Boolean));
+    tryLattice($("target").value.split(/\s+/).filter(Boolean));
   });
   on("target", "keydown", (event) => {
     if (event.key !== "Enter") return;
     event.preventDefault();
     $("target-form").requestSubmit();
   });
-  on("reference", "click", () => attempt(opened.target));
+  on("reference", "click", () => tryLattice(opened.target));
   on("alphabet-button", "click", () => {
     $("alphabet").hidden = !$("alphabet").hidden;
     $("alphabet-button").setAttribute("aria-expanded", String(!$("alphabet").hidden));
@@ -382,9 +385,9 @@ function listen() {
   on("zoom-fit", "click", () => stage.fit());
   on("play", "click", playPause);
   on("share", "click", share);
-  on("save", "click", () => save().catch(failed));
-  $("message").querySelector("button").addEventListener("click", hush);
-  for (const event of ["click", "input"]) document.addEventListener(event, goesOn, true);
+  on("save", "click", () => save().catch(report));
+  $("message").querySelector("button").addEventListener("click", hideMessage);
+  for (const event of ["click", "input"]) document.addEventListener(event, hideProblem, true);
   window.addEventListener("hashchange", () => location.hash !== written && readAddress());
   window.addEventListener("dragover", (event) => {
     event.preventDefault();
@@ -396,7 +399,7 @@ function listen() {
     document.body.classList.remove("dropping");
     const file = event.dataTransfer.files[0];
     if (model.kind === "sound") takeFile(file);
-    else if (file) say("The model takes text, not sound; type a word.");
+    else if (file) showMessage(`The model takes ${model.kind}, not sound.`);
   });
 }
 
@@ -405,15 +408,16 @@ async function start() {
     model = await describeModel();
   } catch (error) {
     $("model").textContent = "";
-    failed(error);
+    report(error);
     return;
   }
-  describe();
-  stage = new Stage($("figure"), model, { changed, failed, playPause });
-  player = new Player({ time: (seconds) => stage.setCursor(seconds / secondsPerVector()), stopped });
-  search = new SearchPanel(model, { failed, cursor: (t) => stage.setCursor(t) });
-  listen();
-  if (model.num_examples > 0) listThem();
+  showModel();
+  stage = new Stage($("figure"), model, { changed, report, playPause });
+  const setTime = (seconds) => stage.setCursor(seconds / secondsPerVector());
+  player = new Player({ time: setTime, stopped: showPlay });
+  search = new SearchPanel(model, { report, cursor: (t) => stage.setCursor(t) });
+  addListeners();
+  if (model.num_examples > 0) loadExamples();
   await readAddress();
 }
 

@@ -1,16 +1,16 @@
-// The beam search, frame by frame: B before a frame, B after it, and what flowed between them.
+// The beam search frame by frame: B before a frame, B after it, and the flows between them.
 
 import { fetchSearch } from "./api.js";
 import { power } from "./figure.js";
 
 const $ = (id) => document.getElementById(id);
-const ROW = 30; // pixels that a hypothesis takes, as in style.css
-const CONTEXT = 3; // symbols shown before the first that hypotheses do not share
+const ROW = 30; // height of a hypothesis in pixels, as in style.css
+const CONTEXT = 3; // symbols shown before the first in which hypotheses differ
 
 export class SearchPanel {
-  // `told` has failed(problem), and cursor(t), the frame that is looked at.
-  constructor(model, told) {
-    Object.assign(this, { model, told, steps: null });
+  // `callbacks` has report(problem), and cursor(t), which marks a frame in the figure.
+  constructor(model, callbacks) {
+    Object.assign(this, { model, callbacks, steps: null });
     $("beam-width").max = model.max_beam_width;
     $("search-form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -38,13 +38,13 @@ export class SearchPanel {
       $("steps").hidden = false;
       this.show(Math.min(1, this.steps.length - 1));
     } catch (error) {
-      this.told.failed(error);
+      this.callbacks.report(error);
     } finally {
       button.disabled = false;
     }
   }
 
-  // B after n frames, which count from 0 as everywhere; with none is how the search begins.
+  // Show B after n frames; 0 is the start of the search.
   show(n) {
     this.now = Math.min(this.steps.length - 1, Math.max(0, n));
     const last = this.steps.length - 1;
@@ -53,7 +53,7 @@ export class SearchPanel {
     $("step-on").disabled = this.now === last;
     $("step-name").textContent =
       this.now === 0 ? "before the first frame" : `frame ${this.now - 1} of 0 to ${last - 1}`;
-    this.told.cursor(this.now === 0 ? null : this.now - 0.5);
+    this.callbacks.cursor(this.now === 0 ? null : this.now - 0.5);
     const after = this.steps[this.now];
     const before = this.now > 0 ? this.steps[this.now - 1] : [];
     this.draw(before, after);
@@ -85,7 +85,7 @@ export class SearchPanel {
       item.append(probability);
       if (share) {
         const ways = flows.map((flow) => this.way(flow, logProb)).join(", ");
-        item.title = `${ways || "where the search begins"}`;
+        item.title = `${ways || "the start of the search"}`;
         item.append(element("span", { className: "visually-hidden", textContent: ways }));
         item.dataset.labels = labels.join(" ");
         item.dataset.logProb = logProb;
@@ -113,7 +113,7 @@ export class SearchPanel {
     return (from > 0 ? "… " : "") + symbols.join(" ");
   }
 
-  // A ribbon for each flow, as wide as its share of all that is in B.
+  // Draw a ribbon for each flow; its width is the flow's share of the probability in B.
   ribbons(before, after, share) {
     const height = ROW * Math.max(1, before.length, after.length);
     const svg = element("svg", { class: "ribbons", viewBox: `0 0 100 ${height}` });

@@ -1,20 +1,20 @@
-"""The explorer's server: the page, and what it asks of the model (see `explorer`), on this machine.
+"""The HTTP server of the explorer: the page, and the answers to its requests (see `explorer`).
 
     GET  /                  the page, and the files beside it
-    GET  /api/model         what the model is
-    GET  /api/examples      ?search=WORDS&first=N: examples, which are known by their index
+    GET  /api/model         a description of the model
+    GET  /api/examples      ?search=WORDS&first=N: examples, each with its index
     POST /api/example       {"index"}: opens an example
-    POST /api/text          {"text"}: opens what was typed
+    POST /api/text          {"text"}: opens a typed text
     POST /api/sound         ?name=NAME, the file as the body: opens a sound
     POST /api/lattice       {"input", "target": [symbol, ...]} -> packed, see `wire`
     POST /api/sensitivity   {"view", "t", "u"} -> packed
     POST /api/search        {"input", "beam_width"}: Algorithm 1, frame by frame
     GET  /api/sound/INPUT   WAV, from memory
 
-What opens an input answers with its name, to ask for the rest by. Whatever is wrong is answered by
-{"message": a sentence}. Another site's page cannot ask: the Host must be this server's, and the
-Origin, where there is one, too. No path from the browser is opened, and no body is larger than a
-sound may be.
+A request that opens an input returns the input's name, which further requests use. The response to
+a failed request is {"message": a sentence}. Pages of other sites get no answers: the Host header,
+and the Origin header if there is one, must name this server. The server opens no path that the
+browser sends, and reads no body larger than the limit for sound.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class SearchQuery(BaseModel):
 
 
 def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
-    """The server's application, for requests to `host` or to this machine by its usual names.
+    """Return the application of the server, which answers for `host` and for localhost.
 
-    Its functions are not coroutines, so that they run in threads: while the model works, which is
-    one request at a time, others are answered.
+    Its functions are not coroutines, so they run in threads: while the model computes one request,
+    the server answers others.
     """
     app = FastAPI(openapi_url=None)
     pages = {path.name: path for path in FOLDER.iterdir() if path.suffix in KINDS}
@@ -102,23 +102,23 @@ def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
             response = refusal(request, host) or await call_next(request)
         except Exception as error:
             print(f"transduce: {request.url.path}: {error!r}", file=sys.stderr)
-            response = sentence(500, "the server failed at this; its terminal says why")
+            response = error_response(500, "the server failed; its terminal shows the error")
         response.headers.update(HEADERS)
         return response
 
     @app.exception_handler(ValueError)
-    def mendable(request: Request, error: Exception) -> Response:
-        return sentence(410 if isinstance(error, Gone) else 400, str(error))
+    def user_error(request: Request, error: Exception) -> Response:
+        return error_response(410 if isinstance(error, Gone) else 400, str(error))
 
     @app.exception_handler(RequestValidationError)
-    def malformed(request: Request, error: RequestValidationError) -> Response:
+    def bad_request(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"][1:])) or "the body"
-        return sentence(422, f"{where} cannot be read: {first['msg'].lower()}")
+        return error_response(422, f"{where} cannot be read: {first['msg'].lower()}")
 
     @app.exception_handler(HTTPException)
-    def unknown(request: Request, error: HTTPException) -> Response:
-        return sentence(error.status_code, f"there is nothing at {request.url.path}")
+    def not_found(request: Request, error: HTTPException) -> Response:
+        return error_response(error.status_code, f"there is nothing at {request.url.path}")
 
     @app.get("/api/model")
     def model() -> Response:
@@ -171,31 +171,34 @@ def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
     return app
 
 
-def sentence(status: int, message: str) -> Response:
+def error_response(status: int, message: str) -> Response:
+    """Return a response with a message for the user."""
     return JSONResponse({"message": message}, status)
 
 
 def refusal(request: Request, host: str) -> Response | None:
-    """What is said to a request that another site's page has made, or that is too large."""
+    """Return the response to a request from another site or of too large a size; else None."""
     asked = request.headers.get("host", "")
-    if not is_ours(asked, host):
-        return sentence(403, f"this server does not answer for {asked!r}; use its own address")
+    if not names_this_server(asked, host):
+        return error_response(403, f"this server is not {asked!r}; use its own address")
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != asked:
-        return sentence(403, f"pages of {origin} may not ask this server")
+        return error_response(403, f"pages of {origin} may not use this server; open its own page")
     if request.method == "POST":
         length = request.headers.get("content-length", "")
         if not length.isdigit():
-            return sentence(411, "the request does not say how long it is")
+            return error_response(411, "the request has no Content-Length header; send one")
         if int(length) > MAX_BYTES:
-            return sentence(413, f"it is larger than {MAX_BYTES // 10**6} MB; send a shorter part")
+            return error_response(
+                413, f"the request is larger than {MAX_BYTES // 10**6} MB; send a shorter part"
+            )
     return None
 
 
-def is_ours(asked: str, host: str) -> bool:
-    """Whether a Host header names this server, so that no other name was bent to its address.
+def names_this_server(asked: str, host: str) -> bool:
+    """Return whether a Host header names this server, which guards against DNS rebinding.
 
-    A server for all of the machine's addresses is asked by any of them, or by the machine's name.
+    A server that listens on all addresses has the name of the machine and any IP address.
     """
     try:
         name = urlsplit(f"//{asked}").hostname or ""
@@ -203,10 +206,11 @@ def is_ours(asked: str, host: str) -> bool:
         return False
     if name in ("localhost", "127.0.0.1", "::1", host.lower()):
         return True
-    return host in ("0.0.0.0", "::") and (name == socket.gethostname().lower() or _is_number(name))
+    return host in ("0.0.0.0", "::") and (name == socket.gethostname().lower() or _is_address(name))
 
 
-def _is_number(name: str) -> bool:
+def _is_address(name: str) -> bool:
+    """Return whether a name is an IP address."""
     try:
         ip_address(name)
     except ValueError:
@@ -215,20 +219,20 @@ def _is_number(name: str) -> bool:
 
 
 def serve(explorer: Explorer, host: str, port: int, open_page: bool) -> None:
-    """Serve until Ctrl-C."""
+    """Serve the explorer until Ctrl-C."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"the explorer cannot listen at {host}, port {port} ({reason}); give another --port"
+            f"the explorer cannot listen on {host}, port {port} ({reason}); give another --port"
         ) from None
     shown = f"[{host}]" if family == socket.AF_INET6 else host
     address = f"http://{shown}:{listening.getsockname()[1]}/"
-    print(f"The explorer of {explorer.name} is at {address} (Ctrl-C ends it)", flush=True)
+    print(f"The explorer of {explorer.name} is at {address} (press Ctrl-C to stop)", flush=True)
     if open_page:
         Timer(0.5, webbrowser.open, [address]).start()
     config = uvicorn.Config(create_app(explorer, host), log_level="warning")
-    with suppress(KeyboardInterrupt):  # which is how it is ended
+    with suppress(KeyboardInterrupt):  # the usual way to stop
         uvicorn.Server(config).run(sockets=[listening])

@@ -1,17 +1,17 @@
-// The sound of an input, and how far it has been played.
+// A player for the sound of an input.
 
 import { fetchSound } from "./api.js";
 
 export class Player {
-  // `told` has time(seconds), while it plays, and stopped().
-  constructor(told) {
-    this.told = told;
+  // `callbacks` has time(seconds), called while the sound plays, and stopped().
+  constructor(callbacks) {
+    this.callbacks = callbacks;
     this.audio = new Audio();
-    this.audio.addEventListener("ended", () => told.stopped());
-    this.audio.addEventListener("pause", () => told.stopped());
+    this.audio.addEventListener("ended", () => callbacks.stopped());
+    this.audio.addEventListener("pause", () => callbacks.stopped());
   }
 
-  // Forgets what it has, and loads an input's sound when it is first played.
+  // Drop the current sound; `play` loads that of the new input.
   setInput(input) {
     this.audio.pause();
     if (this.address) URL.revokeObjectURL(this.address);
@@ -26,7 +26,7 @@ export class Player {
     this.audio.pause();
   }
 
-  // From where it was paused, unless that is not between these times, in seconds.
+  // Play on from the pause; if that is not between `from` and `to` (seconds), start at `from`.
   async play(from, to) {
     if (!this.address) {
       this.address = URL.createObjectURL(await fetchSound(this.input));
@@ -39,7 +39,7 @@ export class Player {
     await this.audio.play();
     const follow = () => {
       if (this.audio.paused) return;
-      this.told.time(this.audio.currentTime);
+      this.callbacks.time(this.audio.currentTime);
       requestAnimationFrame(follow);
     };
     follow();

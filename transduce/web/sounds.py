@@ -1,4 +1,4 @@
-"""Sound that a browser sends: decoded from memory, within bounds, never opened by its name."""
+"""Decode the sound files that a browser sends, from memory and within limits."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from transduce.audio.resampling import RateError
 from transduce.audio.sound import UnreadableSound, decode
 
-MAX_BYTES = 20_000_000  # of a file
+MAX_BYTES = 20_000_000  # in a file
 MAX_SECONDS = 60
 MAX_CHANNELS = 8
-RATES = (1_000, 384_000)  # lowest and highest sample rate of a file
+RATES = (1_000, 384_000)  # the lowest and the highest sample rate
 
 
 def decode_sound(content: bytes, name: str, sample_rate: int) -> Tensor:
     """Decode the bytes of a sound file to samples [N] in [-1, 1] at `sample_rate`.
 
-    Average its channels. Raise a ValueError that names the file if it is out of bounds, cannot be
+    Average its channels. Raise a ValueError that names the file if it exceeds a limit, cannot be
     decoded, or has samples that are not finite.
     """
     if len(content) > MAX_BYTES:

@@ -1,19 +1,19 @@
-// The figure on the page: it draws when something has changed, follows pointer, wheel and keys, and
-// asks for the sensitivities of the node at the crosshair.
+// The figure on the page: it redraws after changes, handles the pointer, the wheel and the keys, and
+// requests the sensitivities of the node at the crosshair.
 
 import { Problem, fetchSensitivity } from "./api.js";
 import { HEAT, painted, theme } from "./colours.js";
 import { contains, draw, layout, scales, write } from "./figure.js";
 import { Viewport } from "./lattice.js";
 
-const PAUSE = 40; // milliseconds that the crosshair rests before sensitivities are asked for
-const STILL = 4; // pixels that a click may move
-const TITLE = 52; // pixels above the figure in a saved picture
+const PAUSE = 40; // milliseconds without movement before the page requests sensitivities
+const STILL = 4; // pixels that the pointer may move in a click
+const TITLE = 52; // pixels for the title of a saved picture
 
 export class Stage {
-  // `told` has changed(), after anything a shared address holds; failed(problem); and playPause().
-  constructor(canvas, model, told) {
-    Object.assign(this, { canvas, model, told, lattice: null, map: "product", scale: "log" });
+  // `callbacks` has changed(), called when the address must change; report(problem); playPause().
+  constructor(canvas, model, callbacks) {
+    Object.assign(this, { canvas, model, callbacks, lattice: null, map: "product", scale: "log" });
     Object.assign(this, { cursor: null, held: false, images: {}, pointers: new Map() });
     new ResizeObserver(() => this.redraw()).observe(canvas.parentElement);
     window.addEventListener("resize", () => this.redraw());
@@ -45,7 +45,7 @@ export class Stage {
     Object.assign(this, { map, scale });
     if (this.lattice === null) return;
     this.repaint();
-    this.told.changed();
+    this.callbacks.changed();
   }
 
   repaint() {
@@ -86,12 +86,12 @@ export class Stage {
 
   moved() {
     this.redraw();
-    this.told.changed();
+    this.callbacks.changed();
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.askSensitivity(), PAUSE);
   }
 
-  // One request at a time: when it is answered, that of the node where the crosshair is by then.
+  // Send one request at a time; after its answer, request the node that is then at the crosshair.
   async askSensitivity() {
     if (this.asking) return;
     this.asking = true;
@@ -101,7 +101,7 @@ export class Stage {
       if (this.lattice === lattice) this.paintSensitivity(arrays, t, u);
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
-      if (this.lattice === lattice) this.told.failed(error);
+      if (this.lattice === lattice) this.callbacks.report(error);
       return;
     } finally {
       this.asking = false;
@@ -121,21 +121,21 @@ export class Stage {
     this.redraw();
   }
 
-  // --- What is seen -----------------------------------------------------------------------------
+  // --- The visible part -------------------------------------------------------------------------
 
   zoom(factor, t = this.node.t + 0.5, u = this.node.u + 0.5, timeOnly = false) {
     this.viewport.zoom(factor, t, u, timeOnly);
     this.redraw();
-    this.told.changed();
+    this.callbacks.changed();
   }
 
   fit() {
     this.viewport.fit();
     this.redraw();
-    this.told.changed();
+    this.callbacks.changed();
   }
 
-  // The time that is heard, or searched, in transcription vectors; null without any.
+  // Mark a time, in transcription vectors, of the player or the search; null marks none.
   setCursor(time) {
     this.cursor = time;
     this.canvas.dataset.cursor = time ?? "";
@@ -182,7 +182,7 @@ export class Stage {
     } else {
       this.viewport.move((before[0] - x) / place.perVector, (y - before[1]) / place.perLabel);
       this.redraw();
-      this.told.changed();
+      this.callbacks.changed();
     }
   }
 
@@ -193,10 +193,10 @@ export class Stage {
     if (event.pointerType !== "touch") this.held = !this.held;
     this.pointAt(pointer.x, pointer.y);
     this.redraw();
-    this.told.changed();
+    this.callbacks.changed();
   }
 
-  // In the lattice a point is a node, beside it in time a frame.
+  // Convert a point: in the lattice to a node, in the input to a frame.
   pointAt(x, y) {
     const { heat, track, picture, inputs } = this.boxes;
     const place = scales(this.boxes, this.viewport);
@@ -211,17 +211,17 @@ export class Stage {
     const [x, y] = this.at(event);
     const { heat, times } = this.boxes;
     if (x < heat.x || y < heat.y || y > times.y + times.h) return;
-    if (this.viewport.isWhole && event.deltaY >= 0) return; // the page may scroll
+    if (this.viewport.isWhole && event.deltaY >= 0) return; // let the page scroll
     event.preventDefault();
     const place = scales(this.boxes, this.viewport);
     if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
       this.viewport.move(event.deltaX / place.perVector, 0);
       this.redraw();
-      this.told.changed();
+      this.callbacks.changed();
       return;
     }
     const factor = Math.exp(-event.deltaY * (event.ctrlKey ? 0.01 : 0.002));
-    const beside = y > heat.y + heat.h; // in the input, only time is zoomed
+    const beside = y > heat.y + heat.h; // over the input, zoom time only
     this.zoom(factor, place.t(x), place.u(y), beside);
   }
 
@@ -242,7 +242,7 @@ export class Stage {
       "=": () => this.zoom(1.5),
       "-": () => this.zoom(1 / 1.5),
       0: () => this.fit(),
-      " ": () => this.told.playPause(),
+      " ": () => this.callbacks.playPause(),
     };
     if (event.key in moves) {
       this.moveTo(...moves[event.key]);
@@ -253,7 +253,7 @@ export class Stage {
     event.preventDefault();
   }
 
-  // --- A picture to keep ------------------------------------------------------------------------
+  // --- The saved picture ------------------------------------------------------------------------
 
   picture(title, subtitle) {
     const [sharpness, margin] = [2, 20];
@@ -276,5 +276,5 @@ export class Stage {
   }
 }
 
-// From a sensitivity in [-1, 1] to [0, 1]: the square root lets the small ones be seen.
+// Map a sensitivity in [-1, 1] to [0, 1]; the square root makes small ones visible.
 const visible = (x) => Math.sqrt(Math.abs(x));

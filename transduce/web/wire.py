@@ -1,11 +1,11 @@
-"""How a lattice travels: a header and arrays in one body.
+"""The binary format of a lattice: a header and arrays in the body of one response.
 
     4 bytes   n, the length of the header, an unsigned integer
-    n bytes   JSON in UTF-8, padded with spaces so that what follows lies on a multiple of 4
+    n bytes   JSON in UTF-8, padded with spaces so that the arrays begin at a multiple of 4 bytes
     the rest  float32 arrays, one after the other
 
-All numbers are little endian. The header's `arrays` is a list of [name, shape] in the order in
-which the arrays follow; the last index varies fastest.
+All numbers are little endian. In the header, `arrays` lists [name, shape] in the order of the
+arrays, which are in row-major order.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> bytes:
+    """Return the bytes of a header and its arrays."""
     listed = [[name, list(array.shape)] for name, array in arrays.items()]
     text = json.dumps({**header, "arrays": listed}, ensure_ascii=False, allow_nan=False).encode()
     text += b" " * (-len(text) % 4)
@@ -28,7 +29,7 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> bytes:
 
 
 def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The header and the arrays, as `pack` was given them."""
+    """Return the header and the arrays that `pack` wrote."""
     (length,) = struct.unpack_from("<I", content)
     header = json.loads(content[4 : 4 + length])
     arrays, start = {}, 4 + length
