@@ -79,10 +79,15 @@ def layer(
         tensor is not None and tensor.requires_grad for tensor in tensors
     )
     call: Any = _Layer.apply if with_gradients else run
-    if torch.compiler.is_compiling() or type(biases) not in (Tensor, torch.nn.Parameter):
-        call = lstm_layer  # traced, or with fake tensors
+    if _is_traced(biases):
+        call = lstm_layer
     output, last_h, last_s, *_ = call(*tensors, backend, with_gradients)
     return output, last_h, last_s
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    """Return whether a call is compiled, or has fake tensors, so that it must be an operator."""
+    return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)
 
 
 def run(
@@ -219,8 +224,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
     with_x, saved = ctx.needs_input_grad[0], ctx.saved_tensors
-    compiling = torch.compiler.is_compiling()
-    call: Any = lstm_layer_backward if compiling else _LayerBackward.apply
+    call: Any = lstm_layer_backward if _is_traced(saved[5]) else _LayerBackward.apply
     grad_x, *grads = call(*upstream[:3], *saved, ctx.backend, with_x)
     state = (None, None) if saved[6] is None else grads[4:]
     return grad_x if with_x else None, None, *grads[:4], *state, None, None
@@ -239,7 +243,7 @@ lstm_layer_backward.register_autograd(_refuse)
 class _Layer(torch.autograd.Function):
     """The layer with its autograd formula, for calls that are not compiled.
 
-    A Function takes less time per call than an operator, and the transforms of torch.func accept it.
+    A Function takes less time per call than an operator, and torch.func can transform it.
     """
 
     @staticmethod
@@ -256,7 +260,7 @@ class _Layer(torch.autograd.Function):
 
 
 class _LayerBackward(torch.autograd.Function):
-    """The backward operator for the transforms of torch.func, which cannot transform it twice."""
+    """The layer's gradients, as a Function of their own for the transforms of torch.func."""
 
     @staticmethod
     def forward(*arguments: Any) -> Any:
