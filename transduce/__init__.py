@@ -53,11 +53,11 @@ __version__ = "0.1.0"
 
 
 def load(*models: str | Path) -> Model:
-    """The model of a name, of a run's folder or of a .safetensors file; several are an ensemble.
+    """Load a model by its name, its run's folder or its .safetensors file; several are an ensemble.
 
     transduce.load("english-pronouncer")("transducer")
     """
-    # Reading models takes more than PyTorch and NumPy, which are all that importing needs.
+    # Loading needs more packages than PyTorch and NumPy; importing does not.
     from transduce.model import model
 
     return model.load(*models)

@@ -46,7 +46,7 @@ class CompiledTrie(Trie):
             for layer in cast(Iterable[Any], network.lstm.layers)
         ]
         self.output = network.output
-        # What each label adds to the first layer's sums; null adds nothing.
+        # The part of each label in the first layer's sums; null's is zero.
         inputs = self.layers[0][0].T
         self.inputs = torch.cat([torch.zeros_like(inputs[:1]), inputs]).contiguous()
         super().__init__(problem, device)

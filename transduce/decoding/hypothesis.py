@@ -17,7 +17,7 @@ TAIL = 0.05  # probability outside [start, end] on either side: wider intervals 
 
 
 class Timing(NamedTuple):
-    """When a label was emitted, in transcription vectors from 0, and with what confidence."""
+    """The time of a label's emission, in transcription vectors from 0, and its confidence."""
 
     frame: int  # on the most probable alignment
     start: int  # the 5 % quantile of the emission's posterior

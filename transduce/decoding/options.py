@@ -1,4 +1,4 @@
-"""What a search is asked."""
+"""The options of a search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transduce.decoding.fusion import Fusion
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What a search is asked: how wide it is, and what it returns."""
+    """The options of a search: its width, its language model, and what it returns."""
 
     beam_width: int = 1  # hypotheses kept after every frame, the paper's W
     n_best: int = 1  # hypotheses returned, at most beam_width
@@ -50,12 +50,12 @@ class SearchOptions:
 
     @property
     def fuses(self) -> bool:
-        """Whether a language model has a part in the search."""
+        """Whether a language model takes part in the search."""
         return self.fusion is not None and bool(self.fusion_weight)
 
     @property
     def greedy(self) -> bool:
-        """Whether the greedy search answers this: one output, without timings or fusion."""
+        """Whether the greedy search suffices: one output, without timings or fusion."""
         return self.beam_width == 1 and not self.with_timings and not self.fuses
 
 

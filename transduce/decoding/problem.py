@@ -1,4 +1,4 @@
-"""What a search backend is given: transcription vectors, a prediction network, a joint."""
+"""The arguments of a search backend: transcription vectors, a prediction network, a joint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the searches ask of networks: any transcription, any prediction network, any joint.
+"""The interfaces of networks to the searches: any transcription, prediction network and joint.
 
 A search takes the transcription vectors f [B, T, ...] as tensors, steps a prediction network
 (predictor) label by label, and puts the two together with a joint (joiner). Ours are a

@@ -14,7 +14,7 @@ MIN_ROOM = 1024  # prefixes allocated at first: fewer allocations against memory
 
 
 class Trie:
-    """All prefixes ever expanded, a row each; row 0 is the empty sequence.
+    """A trie of all prefixes ever expanded, a row each; row 0 is the empty sequence.
 
     The key of an extension is its prefix's row times K+1, plus the label. The prediction network is
     stepped once for each prefix, in batches, and its states are kept.

@@ -1,1 +1,1 @@
-"""What the backends stand on: the choice of one, Numba's helpers, NVRTC."""
+"""The foundations of the backends: their choice, helpers for Numba, and NVRTC."""

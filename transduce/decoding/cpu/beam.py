@@ -66,7 +66,7 @@ class Batch(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What bounds the search."""
+    """The bounds of the search."""
 
     beam_width: int
     max_labels_per_frame: int

@@ -22,7 +22,7 @@ SMALLEST_TERM = np.finfo(np.float64).tiny / np.finfo(np.float64).eps
 
 
 class Prefixes(NamedTuple):
-    """All prefixes ever expanded, a row each; row 0 is the empty sequence."""
+    """A trie of all prefixes ever expanded, a row each; row 0 is the empty sequence."""
 
     parent: np.ndarray  # [N]
     label: np.ndarray  # [N], the last label
