@@ -269,5 +269,5 @@ def test_initial_weights_must_come_from_a_network_of_the_same_direction():
 
 
 def test_the_lattice_of_a_backward_transducer_is_not_shown(learnt):
-    with pytest.raises(ValueError, match=r"a transducer that goes backwards.*; give one that"):
+    with pytest.raises(ValueError, match=r"a transducer that reads backwards.*; give one that"):
         view_lattice(learnt, torch.tensor([1, 2]), [1])

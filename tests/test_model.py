@@ -408,7 +408,7 @@ def test_a_model_that_ships_ignores_a_config_in_the_working_folder(shipped, tmp_
     (tmp_path / "config.toml").write_text("[data]\ntraining = 'of another run.jsonl'\n")
     done = command("evaluate", "tiny-pronouncer", folder=tmp_path)
     assert done.returncode == 1
-    assert "tiny-pronouncer comes without data; give a file to evaluate on" in done.stderr
+    assert "tiny-pronouncer has no data of its own; give a file to evaluate on" in done.stderr
 
 
 @pytest.mark.parametrize("option, number", [("--beam-width", -1), ("--n-best", 0)])
@@ -446,7 +446,7 @@ def test_phones_become_json_and_textgrids(sounds):
     [
         (("recognize", *RECOGNISER), "give sound files"),
         (("recognize", "nothing.wav", *RECOGNISER), "no file nothing.wav"),
-        (("recognize", "a.wav", "--model", "tiny-pronouncer"), "does not hear sound"),
+        (("recognize", "a.wav", "--model", "tiny-pronouncer"), "does not take sound"),
         (("phonemize", "ab", *RECOGNISER), "does not read text"),
         (("phonemize", "ab"), "'english-pronouncer'; the models that ship are tiny-pronouncer"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from transduce.decoding import trie as prefixes
+from transduce.decoding import cuda as decoding
 from transduce.kernels import nvrtc, sentinels
 from transduce.lattice import cuda as lattice
 from transduce.lstm import cuda as lstm
@@ -55,8 +55,8 @@ def test_the_lstm_compiles(parts, B, H, dtype, capability):
 
 @pytest.mark.parametrize("capability", [H200, A100, T4])
 def test_the_search_compiles(capability):
-    code = nvrtc.compile_cuda(prefixes.SOURCE, (), capability)
-    assert all(name.encode() in code for name in prefixes.NAMES)
+    code = nvrtc.compile_cuda(decoding.SOURCE, (), capability)
+    assert all(name.encode() in code for name in decoding.NAMES)
 
 
 def test_the_sources_take_the_sentinels_from_one_place():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +15,8 @@ from transduce.data.dictionaries import merge_by_source
 from transduce.data.pairs import Pair
 from transduce.model.checkpoint import TrainedModel, load_model
 from transduce.model.evaluate import GREEDY, evaluate, validation_error
-from transduce.model.model import search_examples
+from transduce.model.model import Model
+from transduce.model.transcripts import Transcript
 from transduce.tables import results_table
 from transduce.training.corpus import read_splits
 from transduce.training.fit import fit
@@ -58,13 +61,12 @@ def recipe_file(name: str) -> Path:
 
 def pronunciations(model: TrainedModel, pairs: list[Pair]) -> Table:
     """Lay out held-out words, the transducer's pronunciations, and those in the dictionary."""
-    examples = model.signature.examples(pairs, with_labels=False)
     table = Table("held-out word", "transduced", "in the dictionary", "")
-    for example, [best, *_] in zip(examples, search_examples(model, examples, GREEDY), strict=True):
-        output = tuple(model.signature.targets.decode(best.labels))
-        known = [" ".join(reference) for reference in example.pair.references]
-        right = output in example.pair.references
-        table.add_row(example.pair.name, " ".join(output), ", ".join(known), "✓" if right else "")
+    found = Model.of(model).transcribe(pairs, GREEDY)
+    for pair, transcript in zip(pairs, cast(Iterable[Transcript], found), strict=True):
+        known = [" ".join(reference) for reference in pair.references]
+        right = transcript.symbols in pair.references
+        table.add_row(pair.name, str(transcript), ", ".join(known), "✓" if right else "")
     return table
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from cyclopts import Parameter
 
@@ -13,7 +14,8 @@ from transduce.cli.terminal import user_errors
 from transduce.data.batches import Example
 from transduce.decoding.options import SearchOptions
 from transduce.model.inputs import read_input, read_spectrogram
-from transduce.model.model import Model, search_examples
+from transduce.model.model import Model
+from transduce.model.transcripts import Transcript
 
 SEARCH = SearchOptions(beam_width=10, with_timings=False)  # finds the target if none is given
 
@@ -76,8 +78,8 @@ def _view(model: Model, source: str, target: str | None) -> tuple[Example, Latti
     if target is not None:
         labels = model.signature.labels_of(target).tolist()
     else:
-        [[best, *_]] = search_examples(model, [example], SEARCH)
-        labels = list(best.labels)
+        [found] = cast(Iterable[Transcript], model.transcribe([example], SEARCH))
+        labels = list(found.hypotheses[0].labels)
         if not labels:
             raise ValueError(f"the network outputs no labels for {source}; give a --target")
     return example, view_lattice(model, example.frames, labels)

@@ -6,8 +6,7 @@ when they run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
@@ -47,12 +46,16 @@ def train(
         Continue the run in that folder from where it stopped, with its own settings. The result is
         the same as without the stop. Some settings, such as --train.max_epochs, may change.
     """
+    from transduce.training.fit import fit
+
     with user_errors():
         folder = run or Path("runs") / recipe.stem
         if resume and not (folder / CONFIG_FILE).is_file():
             raise ValueError(f"there is no run in {folder} to resume; check --run")
         described = folder / CONFIG_FILE if resume else recipe
-        _fit(read_recipe(described, _overrides(settings)), folder, resume)
+        settled = read_recipe(described, _overrides(settings))
+        _set_precision(settled)
+        fit(settled, folder, resume=resume, validate=validation_error)
 
 
 def table(
@@ -107,31 +110,13 @@ def demo(*, run: Path = Path("runs/demo"), seed: int = 0, figure: Path | None = 
     with user_errors():
         from transduce import demo as demonstration
 
-        with _training_errors():
-            demonstration.run(run, seed, figure)
+        demonstration.run(run, seed, figure)
 
 
-def _fit(recipe: Recipe, folder: Path, resume: bool) -> None:
-    """Train a recipe into a folder; print errors of training as those of the user."""
-    from transduce.training.fit import fit
-
-    # The process is ours, so PyTorch's switch for TF32 is ours to set.
+def _set_precision(recipe: Recipe) -> None:
+    """Set PyTorch's switch for TF32 as a recipe asks; the process is ours, so the switch is too."""
     in_full = recipe.train.precision == "32-true"
     torch.set_float32_matmul_precision("highest" if in_full else "high")
-
-    with _training_errors():
-        fit(recipe, folder, resume=resume, validate=validation_error)
-
-
-@contextmanager
-def _training_errors() -> Iterator[None]:
-    """Raise a TrainingError as a ValueError, which `user_errors` prints."""
-    from transduce.training.fit import TrainingError
-
-    try:
-        yield
-    except TrainingError as error:
-        raise ValueError(str(error)) from None
 
 
 def _overrides(tokens: Sequence[str]) -> dict[str, str]:
@@ -173,5 +158,9 @@ def _trained(run: Path, overrides: dict[str, str]) -> Path:
     if run.suffix != ".toml":
         return run
     folder = Path("runs") / run.stem
-    _fit(read_recipe(run, overrides), folder, resume=True)
+    from transduce.training.fit import fit
+
+    recipe = read_recipe(run, overrides)
+    _set_precision(recipe)
+    fit(recipe, folder, resume=True, validate=validation_error)
     return folder

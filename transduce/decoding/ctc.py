@@ -141,7 +141,7 @@ def _search_in_sections(
     return Labelling(labels, total), num_bounded
 
 
-class _Prefix(NamedTuple):
+class _LabelsPrefix(NamedTuple):
     """A labels prefix of a section, with ln of the probability of its paths up to each frame."""
 
     labels: tuple[int, ...]
@@ -169,7 +169,7 @@ def _prefix_search(log_prob: np.ndarray, max_prefixes: int) -> tuple[Labelling, 
         log_label, log_blank, log_begun = _extended(prefix, log_prob)
         log_whole = np.logaddexp(log_label[-1], log_blank[-1])  # [K]
         for k in range(len(log_whole)):
-            longer = _Prefix((*labels, k + 1), log_label[:, k], log_blank[:, k])
+            longer = _LabelsPrefix((*labels, k + 1), log_label[:, k], log_blank[:, k])
             if log_whole[k] > best.log_prob:
                 best = Labelling(longer.labels, float(log_whole[k]))
             log_more = _log_without(log_begun[k], log_whole[k])
@@ -178,8 +178,8 @@ def _prefix_search(log_prob: np.ndarray, max_prefixes: int) -> tuple[Labelling, 
     return best, False
 
 
-def _empty_prefix(log_prob: np.ndarray) -> _Prefix:
-    return _Prefix((), np.full(len(log_prob), -np.inf), log_prob[:, BLANK].cumsum())
+def _empty_prefix(log_prob: np.ndarray) -> _LabelsPrefix:
+    return _LabelsPrefix((), np.full(len(log_prob), -np.inf), log_prob[:, BLANK].cumsum())
 
 
 def _labelling(labels: tuple[int, ...], log_prob: np.ndarray) -> Labelling:
@@ -187,11 +187,13 @@ def _labelling(labels: tuple[int, ...], log_prob: np.ndarray) -> Labelling:
     prefix = _empty_prefix(log_prob)
     for u, k in enumerate(labels):
         log_label, log_blank, _ = _extended(prefix, log_prob)
-        prefix = _Prefix(labels[: u + 1], log_label[:, k - 1], log_blank[:, k - 1])
+        prefix = _LabelsPrefix(labels[: u + 1], log_label[:, k - 1], log_blank[:, k - 1])
     return Labelling(labels, float(np.logaddexp(prefix.log_label[-1], prefix.log_blank[-1])))
 
 
-def _extended(prefix: _Prefix, log_prob: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _extended(
+    prefix: _LabelsPrefix, log_prob: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Append each label to a prefix; return its two arrays [T, K], and ln of the probability [K] of
     all paths that begin with the result."""
     T, K = len(log_prob), log_prob.shape[1] - 1

@@ -146,7 +146,7 @@ class Ensemble(nn.Module):
         ]
 
 
-class _Prefix(NamedTuple):
+class _Candidate(NamedTuple):
     """The first labels of an utterance, or all of them if it is complete."""
 
     utterance: int
@@ -202,7 +202,7 @@ class _DirectionGroup:
             ]
         return beam
 
-    def hypothesis(self, utterance: int, found: _Prefix, with_timings: bool) -> Hypothesis:
+    def hypothesis(self, utterance: int, found: _Candidate, with_timings: bool) -> Hypothesis:
         """Make a hypothesis of a complete sequence, with the members' timings."""
         order = -1 if self.backwards else 1
         labels, timings = found.labels[::order], list[Timing]()
@@ -243,9 +243,9 @@ def _losses(
 
 def _rescored(
     groups: Sequence[_DirectionGroup],
-    complete: Sequence[Sequence[Sequence[_Prefix]]],
+    complete: Sequence[Sequence[Sequence[_Candidate]]],
     n_best: int,
-) -> list[list[_Prefix]]:
+) -> list[list[_Candidate]]:
     """Score all sequences that any group has found with all groups; return the n best of each."""
     candidates = [
         (b, labels)
@@ -258,10 +258,10 @@ def _rescored(
     labels = pad_sequence(
         [torch.tensor(labels, dtype=torch.int64, device=device) for _, labels in candidates], True
     )
-    best: list[list[_Prefix]] = [[] for _ in complete[0]]
+    best: list[list[_Candidate]] = [[] for _ in complete[0]]
     losses = _losses(groups, rows, labels, num_labels).tolist()
     for (b, found), loss in zip(candidates, losses, strict=True):
-        best[b].append(_Prefix(b, -loss, found))
+        best[b].append(_Candidate(b, -loss, found))
     return [sorted(some, key=_most_probable_first)[:n_best] for some in best]
 
 
@@ -327,8 +327,8 @@ class _Beam:
     def __init__(self, most_labels: Sequence[int], beam_width: int, n_best: int) -> None:
         self.most_labels, self.beam_width, self.n_best = most_labels, beam_width, n_best
         self.bounded: set[int] = set()  # utterances in which `most_labels` was met
-        self.live = [_Prefix(b, 0.0, ()) for b in range(len(most_labels))]
-        self.complete: list[list[_Prefix]] = [[] for _ in most_labels]
+        self.live = [_Candidate(b, 0.0, ()) for b in range(len(most_labels))]
+        self.complete: list[list[_Candidate]] = [[] for _ in most_labels]
 
     def advance(self, expected: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the next labels, given ln Pr(k|y,x) [R, K+1]; return which prefixes go on with
@@ -353,14 +353,14 @@ class _Beam:
                 if len(live[r].labels) == self.most_labels[b]:
                     self.bounded.add(b)
                     continue
-                self.live.append(_Prefix(b, value, (*live[r].labels, label)))
+                self.live.append(_Candidate(b, value, (*live[r].labels, label)))
                 rows.append(r)
                 labels.append(label)
         chosen = torch.tensor([rows, labels], dtype=torch.int64, device=device)
         return chosen[0], chosen[1]
 
 
-def _most_probable_first(one: _Prefix) -> tuple[float, Labels]:
+def _most_probable_first(one: _Candidate) -> tuple[float, Labels]:
     return -one.log_prob, one.labels
 
 

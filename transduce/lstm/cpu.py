@@ -44,7 +44,7 @@ class Sequences(NamedTuple):
     ids: np.ndarray  # [B, N]
 
 
-class Weights(NamedTuple):
+class LayerWeights(NamedTuple):
     """The weights, or the float64 or float32 sums of their gradients in each share."""
 
     inputs: np.ndarray  # [D, 4 H, I]; gradients [shares, I, 4 H]
@@ -106,7 +106,7 @@ def forward(
         (
             shares,
             _sequences(x, lengths, dtype),
-            Weights(*_arrays(dtype, input_weights, hidden_weights, peepholes, biases)),
+            LayerWeights(*_arrays(dtype, input_weights, hidden_weights, peepholes, biases)),
             State(*_arrays(dtype, h, s)),
             Kept(gates.numpy(), states.numpy()),
             output.numpy(),
@@ -148,7 +148,7 @@ def backward(
     shares = _shares(lengths.numpy().tobytes(), D, num_threads())
     number, num_shares = gates.numpy().dtype, len(shares.directions)
     # The sums of the peepholes and biases have many terms and are no products: float64.
-    sums = Weights(
+    sums = LayerWeights(
         np.zeros((num_shares, num_inputs, 4 * H), number),
         np.zeros((num_shares, 4 * H, H), number),
         np.zeros((num_shares, 3, H), np.float64),
@@ -159,7 +159,7 @@ def backward(
         (
             shares,
             _sequences(x, lengths, dtype),
-            Weights(*_arrays(dtype, input_weights, hidden_weights, peepholes, biases)),
+            LayerWeights(*_arrays(dtype, input_weights, hidden_weights, peepholes, biases)),
             State(*_arrays(dtype, h, s)),
             Kept(gates.numpy(), states.numpy()),
             *_arrays(dtype, output, grad_output),
@@ -379,7 +379,7 @@ def _backward(
     `all_sums` gets the share's part of the weights' gradients, those of the inputs transposed.
     """
     d, rows = shares.directions[share], shares.rows[shares.starts[share] : shares.starts[share + 1]]
-    sums = Weights(
+    sums = LayerWeights(
         all_sums.inputs[share], all_sums.hidden[share],
         all_sums.peepholes[share], all_sums.biases[share],
     )  # fmt: skip

@@ -105,7 +105,7 @@ def options(p: Plan, H: int, dtype: torch.dtype) -> tuple[str, ...]:
     return *number, *sizes, f"-DRESIDENT={int(p.resident)}"
 
 
-class _Run:
+class _Launches:
     """The kernels of one pass through a layer, and their launches."""
 
     def __init__(self, parts: int, B: int, N: int, D: int, H: int, like: Tensor) -> None:
@@ -154,7 +154,7 @@ def forward(
     (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
     H = columns // 4
     with current(x.device), without_autocast():
-        run = _Run(1, B, N, D, H, biases)
+        run = _Launches(1, B, N, D, H, biases)
         if x.ndim == 2:
             gates = biases.new_empty(B * N, D * columns)
             run(
@@ -213,7 +213,7 @@ def backward(
     (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
     H, num_rows = columns // 4, B * N
     with current(x.device), without_autocast():
-        run = _Run(4, B, N, D, H, peepholes)
+        run = _Launches(4, B, N, D, H, peepholes)
         grad_sums = peepholes.new_empty(num_rows, D, columns)
         set_all_bits(grad_sums)
         before = peepholes.new_empty(num_rows, D, H)

@@ -78,7 +78,7 @@ def layer(
     with_gradients = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in tensors
     )
-    call: Any = _Layer.apply if with_gradients else run
+    call: Any = _EagerLayer.apply if with_gradients else run
     if _is_traced(biases):
         call = lstm_layer
     output, last_h, last_s, *_ = call(*tensors, backend, with_gradients)
@@ -224,7 +224,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
     with_x, saved = ctx.needs_input_grad[0], ctx.saved_tensors
-    call: Any = lstm_layer_backward if _is_traced(saved[5]) else _LayerBackward.apply
+    call: Any = lstm_layer_backward if _is_traced(saved[5]) else _EagerBackward.apply
     grad_x, *grads = call(*upstream[:3], *saved, ctx.backend, with_x)
     state = (None, None) if saved[6] is None else grads[4:]
     return grad_x if with_x else None, None, *grads[:4], *state, None, None
@@ -240,7 +240,7 @@ lstm_layer.register_autograd(_differentiate, setup_context=_save)
 lstm_layer_backward.register_autograd(_refuse)
 
 
-class _Layer(torch.autograd.Function):
+class _EagerLayer(torch.autograd.Function):
     """The layer with its autograd formula, for calls that are not compiled.
 
     A Function takes less time per call than an operator, and torch.func can transform it.
@@ -259,7 +259,7 @@ class _Layer(torch.autograd.Function):
         return _differentiate(ctx, *upstream)
 
 
-class _LayerBackward(torch.autograd.Function):
+class _EagerBackward(torch.autograd.Function):
     """The layer's gradients, as a Function of their own for the transforms of torch.func."""
 
     @staticmethod

@@ -59,7 +59,7 @@ MAY_CHANGE = {"max_epochs", "patience", "save_every", "device", "devices", "mach
 Validate = Callable[[TrainedModel, Sequence[Example]], float]
 
 
-class TrainingError(RuntimeError):
+class TrainingError(ValueError):
     """The error of a run that cannot begin or continue: one sentence with the remedy."""
 
 

@@ -49,7 +49,8 @@ class MovingAverage:
         """Add the weights after `num_steps` steps to the average."""
         # The lower decay of the first steps forgets the initial weights.
         share = 1 - min(self.decay, num_steps / (num_steps + 9))
-        torch._foreach_lerp_(self.tensors, list(self.weights), share)
+        for average, weights in zip(self.tensors, self.weights, strict=True):
+            average.lerp_(weights, share)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

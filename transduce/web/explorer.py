@@ -9,11 +9,11 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +27,8 @@ from transduce.data.pairs import Audio, Origin, Pair, Symbols
 from transduce.decoding import beam_search_steps
 from transduce.decoding.options import SearchOptions
 from transduce.model.checkpoint import TrainedModel
-from transduce.model.model import search_examples
+from transduce.model.model import Model
+from transduce.model.transcripts import Transcript
 from transduce.web.sounds import MAX_BYTES, MAX_SECONDS, decode_sound
 from transduce.web.wire import pack
 
@@ -198,7 +199,8 @@ class Explorer:
         notes = list(opened.notes)
         with self.lock, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            [hypotheses] = search_examples(self.model, [opened.example], SEARCH)
+            found = Model.of(self.model).transcribe([opened.example], SEARCH)
+            [transcript] = cast(Iterable[Transcript], found)
             name = self.inputs.keep(opened)
         notes += [str(warning.message) for warning in caught if warning.category is UserWarning]
         decode = self.model.signature.targets.decode
@@ -208,7 +210,7 @@ class Explorer:
             "target": opened.target,
             "has_sound": opened.wave is not None,
             "hypotheses": [
-                {"symbols": decode(h.labels), "log_prob": h.log_prob} for h in hypotheses
+                {"symbols": decode(h.labels), "log_prob": h.log_prob} for h in transcript.hypotheses
             ],
             "notes": notes,
         }

@@ -28,7 +28,7 @@ import numpy as np
 from torch import Tensor
 
 from transduce.decoding.cpu.heaps import Beam, Open, beam_for, offer, open_for, pop, push, worst_in
-from transduce.decoding.cpu.prediction import Weights, packed_weights
+from transduce.decoding.cpu.prediction import PackedWeights, packed_weights
 from transduce.decoding.cpu.trie import (
     Prefixes,
     Transcription,
@@ -57,7 +57,7 @@ MIN_BATCH, MAX_BATCH = 8, 256
 NUM_PREFIXES, NUM_BATCH, FRAME, NUM_EXPANDED, NUM_BOUNDED = range(5)
 
 
-class Batch(NamedTuple):
+class Expansion(NamedTuple):
     """Hypotheses of A that are expanded together."""
 
     node: np.ndarray
@@ -78,7 +78,7 @@ class Search(NamedTuple):
     prefixes: Prefixes
     beam: Beam
     open: Open
-    batch: Batch
+    batch: Expansion
     counts: np.ndarray
     bounded: np.ndarray  # [1], the best p in this frame that `max_labels_per_frame` has cut off
 
@@ -104,7 +104,7 @@ def beam_searches(problem: Problem) -> list[Found]:
 
 
 def _beam_search(
-    weights: Weights,
+    weights: PackedWeights,
     f: np.ndarray,
     fused: FusedScores | None,
     limits: Limits,
@@ -142,7 +142,7 @@ def _beam_search(
     )
 
 
-def new_search(weights: Weights, num_outputs: int, batch_size: int, fused: bool) -> Search:
+def new_search(weights: PackedWeights, num_outputs: int, batch_size: int, fused: bool) -> Search:
     """Return a search with the empty sequence in B; its g is not computed yet."""
     counts = np.zeros(5, np.int64)
     counts[NUM_PREFIXES] = 1
@@ -151,7 +151,9 @@ def new_search(weights: Weights, num_outputs: int, batch_size: int, fused: bool)
         new_prefixes(weights, num_outputs, fused),
         Beam(np.zeros(1), nodes, np.ones(1, np.int64)),
         Open(np.zeros(1), parent, label, emitted, np.zeros(1, np.int64)),
-        Batch(np.empty(batch_size, np.int32), np.empty(batch_size), np.empty(batch_size, np.int32)),
+        Expansion(
+            np.empty(batch_size, np.int32), np.empty(batch_size), np.empty(batch_size, np.int32)
+        ),
         counts,
         np.full(1, -np.inf),
     )
@@ -173,7 +175,7 @@ def run(search, transcription, weights, limits, pause, teams):
             expanded = _open_frame(prefixes, beam, transcription, counts, teams)
         else:
             n = counts[NUM_BATCH]
-            expanded = Batch(batch.node[:n], batch.log_prob[:n], batch.emitted[:n])
+            expanded = Expansion(batch.node[:n], batch.log_prob[:n], batch.emitted[:n])
         beam = beam_for(min(beam_width, beam.size[0] + expanded.node.size), beam)
         open = _expand(
             expanded, prefixes, beam, open, transcription, limits, counts, bounded, teams
@@ -204,7 +206,7 @@ def _open_frame(prefixes, beam, transcription, counts, teams):
     beam.size[0] = 0
     normalise(nodes, prefixes, transcription, t, teams)
     _add_prefixes(nodes, prefixes, transcription, t)
-    return Batch(nodes, prefixes.log_prob[nodes], np.zeros(size, np.int32))
+    return Expansion(nodes, prefixes.log_prob[nodes], np.zeros(size, np.int32))
 
 
 @compiled

@@ -22,7 +22,7 @@ from transduce.networks import PredictionNetwork
 BLOCK = 48  # rows stepped at once: reuse of the weights against sums that fit the cache
 
 
-class Weights(NamedTuple):
+class PackedWeights(NamedTuple):
     """A network's weights, L layers; each gate's columns are padded to `wide`, whole vectors."""
 
     inputs: np.ndarray  # [K+1, 4 wide], added to the first layer's sums by label k; zero for null
@@ -34,7 +34,7 @@ class Weights(NamedTuple):
     output_biases: np.ndarray  # [columns], K+1 of them padded to whole vectors
 
 
-def packed_weights(network: PredictionNetwork) -> Weights:
+def packed_weights(network: PredictionNetwork) -> PackedWeights:
     """Pack a network's weights for the kernels, in float64 if they are, else in float32."""
     dtype = torch.promote_types(network.output.weight.dtype, torch.float32)
 
@@ -44,7 +44,7 @@ def packed_weights(network: PredictionNetwork) -> Weights:
     L, H = network.lstm.num_layers, network.lstm.hidden_size
     wide = _whole_vectors(H)
     kind = array(network.output.bias).dtype
-    weights = Weights(
+    weights = PackedWeights(
         inputs=np.zeros((network.num_labels + 1, 4 * wide), kind),
         below=np.zeros((L, 4 * wide * H), kind),
         hidden=np.zeros((L, 4 * wide * H), kind),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from transduce.decoding.cpu.prediction import Weights, step_prefixes
+from transduce.decoding.cpu.prediction import PackedWeights, step_prefixes
 from transduce.kernels.simd.options import compiled
 from transduce.kernels.simd.threads import sharing
 
@@ -49,7 +49,7 @@ class Transcription(NamedTuple):
     exp_f: np.ndarray  # [T, K+1], exp(f - max_f)
 
 
-def new_prefixes(weights: Weights, num_outputs: int, fused: bool) -> Prefixes:
+def new_prefixes(weights: PackedWeights, num_outputs: int, fused: bool) -> Prefixes:
     """Return a trie with the empty sequence; its g is not computed yet."""
     L, H = weights.peepholes.shape[0], weights.peepholes.shape[2]
     kind, N = weights.biases.dtype, 256

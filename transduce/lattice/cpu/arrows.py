@@ -22,7 +22,7 @@ class _Arrows(NamedTuple):
     num_labels: np.ndarray  # [B]
 
 
-class _Results(NamedTuple):
+class _Occupancies(NamedTuple):
     loss: np.ndarray  # [B]
     null: np.ndarray  # [B, T, U+1], occupancies
     label: np.ndarray  # [B, T, U]
@@ -102,7 +102,7 @@ def lattice_forward(
     null, label = (x.new_empty((B, *x.shape[1:])) for x in (log_null, log_label))
     T, U = num_frames.numpy(), num_labels.numpy()
     arrows = _Arrows(log_null.numpy(), log_label.numpy(), T, U)
-    results = _Results(loss.numpy(), null.numpy(), label.numpy())
+    results = _Occupancies(loss.numpy(), null.numpy(), label.numpy())
     items, starts = shares_of(T * (U + 1), num_threads())
     _lattices_shares(team(len(starts) - 1), (starts, items, arrows, results, with_occupancies))
     return loss, null, label

@@ -32,7 +32,7 @@ class _Piece(NamedTuple):
     num_labels: np.ndarray  # [b]
 
 
-class _Arrows(NamedTuple):
+class _BatchArrows(NamedTuple):
     """All utterances' arrows, and the shares of the threads in the utterances."""
 
     starts: np.ndarray  # of each share in `items`, and the end of the last
@@ -249,7 +249,7 @@ def _arrows(
     num_frames: Tensor,
     num_labels: Tensor,
     null: int,
-) -> _Arrows:
+) -> _BatchArrows:
     """Gather the arrows of the logits (Eqs. 14-15), and share the utterances out by their cost."""
     B, T, _, num_outputs = logits.shape
     log_null = logits[..., null].double() - log_total
@@ -257,7 +257,7 @@ def _arrows(
     log_label = logits[:, :, :-1].gather(3, at)[..., 0].double() - log_total[:, :, :-1]
     lengths = num_frames.numpy(), num_labels.numpy()
     items, starts = shares_of(lengths[0] * (lengths[1] + 1), num_threads())
-    return _Arrows(starts, items, log_null.numpy(), log_label.numpy(), *lengths)
+    return _BatchArrows(starts, items, log_null.numpy(), log_label.numpy(), *lengths)
 
 
 def joint_forward(
