@@ -194,6 +194,7 @@ def test_our_own_transducer_finds_the_same_through_the_generic_way():
     options = dict(beam_width=10, n_best=10, max_labels_per_frame=5)
     fast = beam_search(model, frames, num_frames, backend="cpu", **options)
     f, num_vectors = model.transcription_network(frames, num_frames)
+    assert f.requires_grad  # as in training
     generic = search(f, num_vectors, model.prediction_network, joint=lambda f, g: f + g, **options)
     for ours, theirs in zip(fast, generic, strict=True):
         assert [h.labels for h in ours] == [h.labels for h in theirs]

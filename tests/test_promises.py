@@ -35,9 +35,9 @@ ORDER = [
     *("decoding.cpu.trie", "decoding.cpu.heaps", "decoding.cpu.beam", "decoding.cpu.greedy"),
     *("decoding.cpu", "decoding.trie", "decoding.eager", "decoding.cuda", "decoding.search"),
     *("decoding.steps", "decoding.ctc", "decoding.ensemble", "decoding"),
-    "architectures",
+    *("evaluation", "architectures"),
     *("model.signature", "model.tensors", "model.checkpoint", "model.transcripts", "model.inputs"),
-    *("evaluation", "model.model", "model.evaluate", "model", "tables"),
+    *("model.model", "model.evaluate", "model", "tables"),
     *("training.corpus", "training.recipe", "training.pretraining", "training.regularisation"),
     *("training.progress", "training.fit", "training"),
     *("analysis.lattice", "analysis.sensitivity", "analysis.figures", "analysis"),
@@ -149,6 +149,13 @@ def test_the_readme_runs():
     assert len(namespace["frames_of_labels"]) == namespace["labels"].shape[1]
     assert [len(found) for found in namespace["hypotheses"]] == [5, 5, 5, 5]
     assert len(namespace["best"].frames) == len(namespace["best"].labels)
+
+
+def test_the_example_of_the_guide_runs():
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guide.md").read_text(), re.S)
+    namespace = {}
+    exec("import torch\nfrom transduce import search\n" + block, namespace)
+    assert [len(hypotheses) for hypotheses in namespace["found"]] == [3, 3]
 
 
 def test_the_architecture_page_lists_every_module():

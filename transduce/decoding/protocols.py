@@ -7,7 +7,7 @@ GRU, or an embedding of the last two labels:
 
     class Stateless(nn.Module):
         def start(self, batch):
-            return torch.zeros(batch, 2, dtype=torch.int64)
+            return torch.zeros(batch, 2, dtype=torch.int64)  # on the device of f
 
         def step(self, labels, state):
             state = torch.cat([state[:, 1:], labels[:, None]], 1)

@@ -62,6 +62,7 @@ def search(
     if transcription.ndim < 3:
         raise ValueError(f"transcription must be [B, T, ...], not {list(transcription.shape)}")
     lengths = check_lengths("num_vectors", num_vectors, *transcription.shape[:2])
+    transcription = transcription.detach()
     transcriptions = [transcription[b, :length] for b, length in enumerate(lengths)]
     with eval_mode(prediction_network, joint, asked.fusion):
         return run_search(transcriptions, prediction_network, joint, asked, backend)
