@@ -28,16 +28,20 @@ class Outputs:
         self, problem: Problem, transcription: Tensor, fused: FusedScores | None = None
     ) -> None:
         self.network, self.joint, self.fused = problem.network, problem.joint, fused
-        self.f = transcription
+        self.f, self.f_array = transcription, transcription.double().cpu().numpy()
         self.number: dict[Labels, int] = {}  # prefixes, numbered as they come
         self.g: list[Tensor] = []
+        self.g_arrays: list[np.ndarray] = []
         self.states: list[State] = []
         self.log_fused: list[np.ndarray] = []
 
     @torch.no_grad()
     def __call__(self, y: Labels, t: int) -> np.ndarray:
         i = self.number[y] if y in self.number else self._step(y)
-        log_prob: np.ndarray = log_probs(self.f[t : t + 1], self.g[i], self.joint)[0].cpu().numpy()
+        if self.joint is None:
+            log_prob = normalise(self.f_array[t] + self.g_arrays[i])  # Eqs. 12-13
+        else:
+            log_prob = log_probs(self.f[t : t + 1], self.g[i], self.joint)[0].cpu().numpy()
         return log_prob + self.log_fused[i] if self.fused else log_prob
 
     def _step(self, y: Labels) -> int:
@@ -46,11 +50,20 @@ class Outputs:
         g, state = self.network.step(torch.tensor([label], device=self.f.device), before)
         check_prediction(float(g.amax()))
         self.g.append(g)
+        self.g_arrays.append(g[0].double().cpu().numpy())
         self.states.append(state)
         if self.fused:
             self.log_fused.extend(self.fused.extend([parent], [label]))
         self.number[y] = len(self.number)
         return self.number[y]
+
+
+def normalise(log_density: np.ndarray) -> np.ndarray:
+    """Return ln Pr(k) from ln h(k) (Eq. 13); where every density is 0, so is every probability."""
+    largest = log_density.max()
+    if largest > -np.inf:
+        log_density = log_density - largest - np.log(np.exp(log_density - largest).sum())
+    return log_density
 
 
 def beam_searches(problem: Problem) -> list[Found]:
