@@ -31,7 +31,7 @@ SEARCHED_FRAMES = {"cpu": 4096, "cuda": 200_000}
 # Inputs that PyTorch's own operations finish before compiled kernels would be loaded, let alone
 # compiled: none longer than SHORT frames, and in all so many frames. A greedy search takes all
 # inputs together; a beam search takes one after the other.
-SHORT, SMALL_GREEDY, SMALL_BEAM = 100, 20_000, 300
+SHORT, SMALL_GREEDY, SMALL_BEAM = 100, 5_000, 300
 CELLS = 1_000_000  # of padded lattice whose losses are computed at once
 
 
