@@ -233,8 +233,9 @@ def _piece(
     num_labels: Tensor,
 ) -> _Piece:
     size = (items.stop - items.start) * (frames.stop - frames.start)
+    shares = min(num_threads(), size)
     return _Piece(
-        np.linspace(0, size, min(num_threads(), size) + 1).astype(np.int64),
+        np.array([size * i // shares for i in range(shares + 1)]),
         cells.numpy(),
         log_total[items, frames].numpy(),
         (num_frames[items] - frames.start).numpy(),
