@@ -127,7 +127,8 @@ def test_spaces_and_windows_line_ends_are_read_too(tmp_path):
         ("-0.25\tA B\t-0.05", "-0.25\tA B C D", r"labels\.arpa, line 17: .* 2 words"),
         ("-0.25\tA B\t-0.05", "x\tA B", r"labels\.arpa, line 17: .*logarithm"),
         ("-0.25\tA B\t-0.05", "-0.25\tA B\tx", r"labels\.arpa, line 17: .*back-off weight"),
-        ("-0.25\tA B\t-0.05", "0.25\tA B", r"labels\.arpa, line 17: the probability is more than"),
+        ("-0.25\tA B\t-0.05", "0.25\tA B", r"labels\.arpa, line 17: the probability is not"),
+        ("-0.25\tA B\t-0.05", "nan\tA B", r"labels\.arpa, line 17: the probability is not"),
     ],
 )
 def test_a_bad_line_is_named_by_its_file_and_number(tmp_path, before, after, message):

@@ -72,8 +72,10 @@ def read_arpa(path: str | Path, alphabet: Alphabet) -> ArpaModel:
         if weight is not None:
             back_off[(*context, last)] = weight
         if last != NULL:
-            if log_prob > 0:
-                raise origin.error("the probability is more than 1; write its logarithm, base 10")
+            if not log_prob <= 0:
+                raise origin.error(
+                    "the probability is not between 0 and 1; write its logarithm, base 10"
+                )
             log_probs.setdefault(tuple(context), {})[last] = log_prob
     for symbol, k in ids.items():
         if k != NULL and k not in log_probs[()]:
