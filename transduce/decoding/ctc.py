@@ -76,11 +76,7 @@ def ctc_beam_search(
     """
     found = []
     for log_prob in _utterances(transcription, num_frames):
-        fused = None
-        if options.fuses:
-            assert options.fusion is not None and options.fusion_weight is not None
-            num_labels = log_prob.shape[1] - 1
-            fused = FusedScores(options.fusion, options.fusion_weight, num_labels)
+        fused = options.fused_scores(log_prob.shape[1] - 1)
         labellings = _prefix_beam(log_prob, options.beam_width, fused)
 
         def score(one: Labelling) -> tuple[float, tuple[int, ...]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Required, TypedDict
 
-from transduce.decoding.fusion import Fusion
+from transduce.decoding.fusion import FusedScores, Fusion
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,12 @@ class SearchOptions:
     def fuses(self) -> bool:
         """Whether a language model takes part in the search."""
         return self.fusion is not None and bool(self.fusion_weight)
+
+    def fused_scores(self, num_labels: int) -> FusedScores | None:
+        """Return a new state of the language model for one utterance; None without fusion."""
+        if self.fusion is None or not self.fusion_weight:
+            return None
+        return FusedScores(self.fusion, self.fusion_weight, num_labels)
 
     @property
     def greedy(self) -> bool:

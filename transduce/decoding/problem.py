@@ -36,11 +36,8 @@ class Problem:
         return self.options.max_labels_per_frame
 
     def fused_scores(self) -> FusedScores | None:
-        """Return a new language model state for one utterance; None without fusion."""
-        if not self.options.fuses:
-            return None
-        assert self.options.fusion is not None and self.options.fusion_weight is not None
-        return FusedScores(self.options.fusion, self.options.fusion_weight, self.num_outputs - 1)
+        """Return a new state of the language model for one utterance; None without fusion."""
+        return self.options.fused_scores(self.num_outputs - 1)
 
     def peephole_network(self) -> PredictionNetwork | None:
         """Return the prediction network if it is ours and the joint is the sum; None otherwise.
