@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from transduce.alphabet import Alphabet
 from transduce.audio.cache import FrameReader
-from transduce.audio.features import Features, FeatureSettings, Statistics
+from transduce.audio.features import FeatureSettings, Statistics
 from transduce.data.batches import Example
 from transduce.data.pairs import (
     Audio,
@@ -33,6 +34,12 @@ from transduce.data.pairs import (
 Source = str | Path | Symbols | Audio | Frames | Tensor | np.ndarray | Pair | Example
 # A source symbol that the model does not know raises a DataError, or becomes null.
 Unknown = Literal["refuse", "null"]
+
+
+@cache
+def _frame_reader(settings: FeatureSettings | None) -> FrameReader:
+    """Return the reader of sound for some settings; its filter tables are computed once."""
+    return FrameReader(settings, convert=True)
 
 
 class EmptyInput(DataError):
@@ -96,7 +103,7 @@ class Signature:
                 raise pair.origin.error("a prediction network takes no source; give it labels")
             return Example(pair, torch.empty(0, dtype=torch.int64), labels)
         if frames is None:
-            frames = FrameReader(self.features, convert=True)(pair)
+            frames = _frame_reader(self.features)(pair)
         if frames.shape[1] != self.input_size:
             raise pair.origin.error(
                 f"there are {frames.shape[1]} numbers a frame where the model was trained on "
@@ -185,7 +192,7 @@ class Signature:
                     "the model reads frames that were computed elsewhere, not sound; give frames "
                     "[T, D]"
                 )
-            computed: Tensor = Features(self.features)(numbers[None])[0][0]
+            computed: Tensor = _frame_reader(self.features).features(numbers[None])[0][0]
             return computed
         if numbers.ndim != 2:
             raise DataError("the model reads sound; give it a file, samples [N], or frames [T, D]")
