@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +14,6 @@ from transduce.data.pairs import Pair
 from transduce.model.checkpoint import TrainedModel, load_model
 from transduce.model.evaluate import GREEDY, evaluate, validation_error
 from transduce.model.model import Model
-from transduce.model.transcripts import Transcript
 from transduce.tables import results_table
 from transduce.training.corpus import read_splits
 from transduce.training.fit import fit
@@ -62,8 +59,8 @@ def recipe_file(name: str) -> Path:
 def pronunciations(model: TrainedModel, pairs: list[Pair]) -> Table:
     """Lay out held-out words, the transducer's pronunciations, and those in the dictionary."""
     table = Table("held-out word", "transduced", "in the dictionary", "")
-    found = Model.of(model).transcribe(pairs, GREEDY)
-    for pair, transcript in zip(pairs, cast(Iterable[Transcript], found), strict=True):
+    found = Model.of(model).transcripts(pairs, GREEDY)
+    for pair, transcript in zip(pairs, found, strict=True):
         known = [" ".join(reference) for reference in pair.references]
         right = transcript.symbols in pair.references
         table.add_row(pair.name, str(transcript), ", ".join(known), "✓" if right else "")

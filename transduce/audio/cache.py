@@ -12,6 +12,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -48,6 +49,10 @@ def read_features(source: Frames, size: int | None = None, origin: Origin | None
     if not np.isfinite(frames).all():
         raise origin.error(f"{path} has a number that is not finite in float32; compute it again")
     return torch.from_numpy(frames)
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class FrameReader:
@@ -103,7 +108,7 @@ class FrameReader:
         num_threads = num_threads or os.cpu_count() or 1
         threads = ThreadPoolExecutor(num_threads)
         try:
-            results = _read_ahead(threads, partial(_frames_or_error, self), pairs, 2 * num_threads)
+            results = read_ahead(threads, partial(_frames_or_error, self), pairs, 2 * num_threads)
             for pair, frames in zip(pairs, results, strict=True):
                 if isinstance(frames, Tensor) and frames.shape[1] != (
                     size := size or frames.shape[1]
@@ -151,21 +156,18 @@ class FrameReader:
         return hashlib.sha256(what + hashlib.sha256(content).digest()).hexdigest()
 
 
-def _read_ahead(
-    threads: ThreadPoolExecutor,
-    read: Callable[[Pair], Tensor | DataError],
-    pairs: Iterable[Pair],
-    ahead: int,
-) -> Iterator[Tensor | DataError]:
-    """Yield `read` of each pair, in order, at most `ahead` of them in advance.
+def read_ahead(
+    threads: ThreadPoolExecutor, read: Callable[[Item], Result], items: Iterable[Item], ahead: int
+) -> Iterator[Result]:
+    """Yield `read` of each item, in order, at most `ahead` of them in advance.
 
     The bound is for memory, which may not hold the frames of a whole corpus.
     """
-    rest = iter(pairs)
-    waiting = deque(threads.submit(read, pair) for pair in islice(rest, ahead))
+    rest = iter(items)
+    waiting = deque(threads.submit(read, item) for item in islice(rest, ahead))
     while waiting:
         result = waiting.popleft().result()
-        waiting.extend(threads.submit(read, pair) for pair in islice(rest, 1))
+        waiting.extend(threads.submit(read, item) for item in islice(rest, 1))
         yield result
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -15,7 +14,6 @@ from transduce.data.batches import Example
 from transduce.decoding.options import SearchOptions
 from transduce.model.inputs import read_input, read_spectrogram
 from transduce.model.model import Model
-from transduce.model.transcripts import Transcript
 
 SEARCH = SearchOptions(beam_width=10, with_timings=False)  # finds the target if none is given
 
@@ -78,7 +76,7 @@ def _view(model: Model, source: str, target: str | None) -> tuple[Example, Latti
     if target is not None:
         labels = model.signature.labels_of(target).tolist()
     else:
-        [found] = cast(Iterable[Transcript], model.transcribe([example], SEARCH))
+        [found] = model.transcripts([example], SEARCH)
         labels = list(found.hypotheses[0].labels)
         if not labels:
             raise ValueError(f"the network outputs no labels for {source}; give a --target")

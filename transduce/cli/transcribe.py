@@ -83,7 +83,7 @@ def transcribe(
             total = len(pairs)
         write = _Writer(form, timestamps, output)
         report = _UnknownSymbols(model)
-        results = model.transcribe(
+        results = model.transcripts(
             report.count_in(pairs),
             options,
             unknown="null",
@@ -93,8 +93,6 @@ def transcribe(
         printing = interactive or output is None
         with progress_bar(title, total, while_printing=printing) as advance:
             for result in results:
-                if isinstance(result, DataError):
-                    raise result
                 write(result)
                 advance(1)
         report.print()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -23,7 +22,6 @@ from transduce.evaluation import (
 )
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.model import Model, batches_of, search_examples
-from transduce.model.transcripts import Transcript
 
 GREEDY = SearchOptions(with_timings=False)
 Done = Callable[[int], None]  # called with the number of examples since the last call
@@ -53,7 +51,7 @@ def evaluate(
     examples = model.signature.examples(pairs, with_labels=False, cache=cache, skipped=skipped)
     bits = _bits(model, _labelled(examples, model.signature.targets))
     outputs = []
-    for transcript in cast(Iterable[Transcript], model.transcribe(examples, options)):
+    for transcript in model.transcripts(examples, options):
         outputs.append(transcript.symbols)
         done(1)
     detail = nearest_error_rate(outputs, [example.pair.references for example in examples])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 
 from transduce.architectures import Hypotheses
+from transduce.audio.cache import read_ahead
 from transduce.data.batches import Batch, Batches, Example
 from transduce.data.pairs import DataError, Frames
 from transduce.decoding.options import SearchOptions
@@ -114,11 +113,7 @@ class Model(TrainedModel):
             max(beam_width, n_best), n_best=n_best, with_timings=with_timings, **options
         )
         sources = source if isinstance(source, list) else [source]
-        found: list[Transcript] = []
-        for one in self.transcribe(sources, asked):
-            if isinstance(one, DataError):
-                raise one
-            found.append(one)
+        found = list(self.transcripts(sources, asked))
         return found if isinstance(source, list) else found[0]
 
     def transcribe(
@@ -144,6 +139,20 @@ class Model(TrainedModel):
                 size, held, frames = min(2 * size, at_once), [], 0
         yield from self._transcripts(held, options)
 
+    def transcripts(
+        self,
+        sources: Iterable[Source],
+        options: SearchOptions,
+        *,
+        unknown: Unknown = "refuse",
+        at_once: int = MOST_INPUTS,
+    ) -> Iterator[Transcript]:
+        """Yield the transcript of each input; raise the DataError of one that cannot be read."""
+        for one in self.transcribe(sources, options, unknown=unknown, at_once=at_once):
+            if isinstance(one, DataError):
+                raise one
+            yield one
+
     def _read(self, sources: Iterable[Source], unknown: Unknown) -> Iterator[Example | DataError]:
         """Yield the example or the error of each input; read files of sound ahead in threads."""
 
@@ -158,12 +167,7 @@ class Model(TrainedModel):
             return
         threads = torch.get_num_threads()
         with ThreadPoolExecutor(threads) as readers:
-            rest = iter(sources)
-            waiting = deque(readers.submit(read, source) for source in islice(rest, 2 * threads))
-            while waiting:
-                result = waiting.popleft().result()
-                waiting.extend(readers.submit(read, source) for source in islice(rest, 1))
-                yield result
+            yield from read_ahead(readers, read, sources, 2 * threads)
 
     def _transcripts(
         self, read: Sequence[Example | DataError], options: SearchOptions

@@ -9,11 +9,11 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from transduce.decoding import beam_search_steps
 from transduce.decoding.options import SearchOptions
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.model import Model
-from transduce.model.transcripts import Transcript
 from transduce.web.sounds import MAX_BYTES, MAX_SECONDS, decode_sound
 from transduce.web.wire import pack
 
@@ -199,8 +198,7 @@ class Explorer:
         notes = list(opened.notes)
         with self.lock, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = Model.of(self.model).transcribe([opened.example], SEARCH)
-            [transcript] = cast(Iterable[Transcript], found)
+            [transcript] = Model.of(self.model).transcripts([opened.example], SEARCH)
             name = self.inputs.keep(opened)
         notes += [str(warning.message) for warning in caught if warning.category is UserWarning]
         decode = self.model.signature.targets.decode
