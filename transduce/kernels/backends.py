@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 Backend = Literal["auto", "reference", "eager", "cpu", "cuda"]
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)  # of ids and lengths
@@ -37,6 +38,11 @@ def resolve(
     if backend == "cuda" and device.type != "cuda":
         raise ValueError(f"backend 'cuda' needs tensors on a GPU; these are on {device}")
     return backend
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Return whether a call is compiled, or has fake tensors, so that it must be an operator."""
+    return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)
 
 
 def load(package: str, backend: str) -> ModuleType:

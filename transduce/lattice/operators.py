@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL
-from transduce.kernels.backends import load
+from transduce.kernels.backends import is_traced, load
 from transduce.lattice.checks import check_labels, check_lengths, check_numbers
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class Operator:
 
     def __call__(self, *inputs: Any) -> Three:
         """Call the function: as an operator while tracing and for tensor subclasses."""
-        if torch.compiler.is_compiling() or type(inputs[0]) is not Tensor:
+        if is_traced(inputs[0]):
             return self.operator(*inputs)  # type: ignore[no-any-return]
         return self.eager.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
 

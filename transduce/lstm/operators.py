@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from transduce.kernels.backends import is_traced
 from transduce.lstm.reference import cast
 
 
@@ -79,15 +80,10 @@ def layer(
         tensor is not None and tensor.requires_grad for tensor in tensors
     )
     call: Any = _EagerLayer.apply if with_gradients else run
-    if _is_traced(biases):
+    if is_traced(biases):
         call = lstm_layer
     output, last_h, last_s, *_ = call(*tensors, backend, with_gradients)
     return output, last_h, last_s
-
-
-def _is_traced(tensor: Tensor) -> bool:
-    """Return whether a call is compiled, or has fake tensors, so that it must be an operator."""
-    return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)
 
 
 def run(
@@ -224,7 +220,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
     with_x, saved = ctx.needs_input_grad[0], ctx.saved_tensors
-    call: Any = lstm_layer_backward if _is_traced(saved[5]) else _EagerBackward.apply
+    call: Any = lstm_layer_backward if is_traced(saved[5]) else _EagerBackward.apply
     grad_x, *grads = call(*upstream[:3], *saved, ctx.backend, with_x)
     state = (None, None) if saved[6] is None else grads[4:]
     return grad_x if with_x else None, None, *grads[:4], *state, None, None
