@@ -25,6 +25,7 @@ from lattices import (
     random_batch,
     random_lattice,
 )
+from memory import extra_megabytes, needs_proc
 from torch.testing import assert_close
 
 from transduce import (
@@ -299,6 +300,16 @@ def test_labels_and_lengths_may_be_any_integers(of_labels, of_lengths, backend):
     )
     actual = loss_and_gradients(transducer_loss, cast_batch, backend)
     assert_same_bits(actual, loss_and_gradients(transducer_loss, batch, backend))
+
+
+@needs_proc
+@pytest.mark.parametrize("T, U", [(5, 6000), (6000, 5)])
+def test_memory_grows_with_the_area_of_a_narrow_lattice(T, U):
+    batch = random_batch([T], [U], 10)
+    loss_and_gradients(transducer_loss, batch, "cpu")
+    whole = 8e-6 * 6000 * 6000  # megabytes of one array of the quadratic kind
+    used = extra_megabytes(lambda: loss_and_gradients(transducer_loss, batch, "cpu"))
+    assert used < whole / 10
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

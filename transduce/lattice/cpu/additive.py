@@ -17,6 +17,7 @@ from transduce.lattice.cpu.diagonals import (
     forward_backward,
     from_double,
     skewed_shape,
+    skewed_steps,
     unskew,
 )
 from transduce.lattice.cpu.rows import count_bad, largest
@@ -111,7 +112,7 @@ def _transitions(one, log_null, log_label):
         label_g[u] = np.float64(g[u, labels[u]]) - top_g[u]
     log_null[:] = IMPOSSIBLE
     log_label[:] = IMPOSSIBLE
-    skew = log_null.shape[1] + 1
+    step_t, step_u = skewed_steps(T, U)
     flat_null, flat_label = log_null.ravel(), log_label.ravel()
     totals, all_logs = total.ravel(), log_total.ravel()
     for i in range(totals.size):
@@ -137,11 +138,11 @@ def _transitions(one, log_null, log_label):
         for u in range(U):
             value = label_f[u] + label_g[u] - logs[u]  # Eq. 14
             emitted[u] = value if value > IMPOSSIBLE else IMPOSSIBLE
-        at = t * (skew - 1) + 1  # node (t, 0); (t, u+1) is one row and one column on
+        at = t * step_t + 1  # node (t, 0)
         for u in range(U):
-            flat_null[at + u * skew] = nulls[u]
-            flat_label[at + u * skew] = emitted[u]
-        flat_null[at + U * skew] = nulls[U]
+            flat_null[at + u * step_u] = nulls[u]
+            flat_label[at + u * step_u] = emitted[u]
+        flat_null[at + U * step_u] = nulls[U]
 
 
 @compiled
@@ -156,15 +157,15 @@ def _gradients(one, occupancy, by_label, grad_f, grad_g):
     num_outputs = f.shape[1]
     num_direct = 0
     zero, one = cast_like(0.0, f), cast_like(1.0, f)
-    skew = occupancy.shape[1] + 1
+    step_t, step_u = skewed_steps(T, U)
     flat_occupancy, flat_label = occupancy.ravel(), by_label.ravel()
     passed, visits = np.empty(U + 1, f.dtype), np.zeros(U + 1)
     # `total` becomes occupancy / total; it stays zero where _direct_gradients adds the node.
     for t in range(T):
-        at = t * (skew - 1) + 1
+        at = t * step_t + 1
         row = total[t]
         for u in range(U + 1):
-            passed[u] = cast_like(flat_occupancy[at + u * skew], f)
+            passed[u] = cast_like(flat_occupancy[at + u * step_u], f)
         for u in range(U + 1):
             direct = row[u] == zero
             num_direct += direct
@@ -174,13 +175,13 @@ def _gradients(one, occupancy, by_label, grad_f, grad_g):
     multiply(weights, exp_g[:, :num_outputs], grad_f, False)
     multiply(weights.T, exp_f[:, :num_outputs], grad_g, False)
     for t in range(T):
-        at = t * (skew - 1) + 1
+        at = t * step_t + 1
         row, exp_row = grad_f[t], exp_f[t]
         for k in range(num_outputs):
             row[k] *= exp_row[k]
         row[0] -= one
         for u in range(U):
-            row[labels[u]] -= cast_like(flat_label[at + u * skew], f)
+            row[labels[u]] -= cast_like(flat_label[at + u * step_u], f)
     for u in range(U + 1):
         row, exp_row = grad_g[u], exp_g[u]
         for k in range(num_outputs):
@@ -196,9 +197,11 @@ def _gradients(one, occupancy, by_label, grad_f, grad_g):
 @compiled
 def _direct_gradients(f, g, total, occupancy, grad_f, grad_g):
     """Add occupancy Pr(k|t,u) of the nodes whose total was computed term by term."""
+    flat_occupancy = occupancy.ravel()
+    step_t, step_u = skewed_steps(f.shape[0], g.shape[0] - 1)
     for t in range(f.shape[0]):
         for u in range(g.shape[0]):
-            passed = cast_like(occupancy[t + u, u + 1], f)
+            passed = cast_like(flat_occupancy[t * step_t + u * step_u + 1], f)
             if total[t, u] == 0 and passed > 0:
                 log_total = _log_total(f[t], g[u])
                 for k in range(f.shape[1]):
@@ -216,20 +219,21 @@ def _additive(share, starts, all_items, batch, with_gradients, results):
     lanes = VECTOR_BYTES // 4
     num_outputs = f.shape[2]
     max_T, max_U = 0, 0
-    rows, columns = 0, 0
+    largest_size = 0
     for b in items:
         T, U = batch.num_frames[b], batch.num_labels[b]
         max_T, max_U = max(max_T, T), max(max_U, U)
-        rows, columns = max(rows, T + U + 1), max(columns, skewed_shape(T, U)[1])
+        rows, columns = skewed_shape(T, U)
+        largest_size = max(largest_size, rows * columns)
     padded = (max_U + lanes) // lanes * lanes  # whole vectors of u
     wide = (num_outputs + lanes - 1) // lanes * lanes  # whole vectors of k
     exp_f, exp_g = np.zeros((max_T, wide), f.dtype), np.zeros((max_U + 1, wide), f.dtype)
     exp_g_transposed = np.zeros((num_outputs, padded), f.dtype)
     top_f, top_g = np.empty(max_T, f.dtype), np.empty(max_U + 1, f.dtype)
     total, log_total = np.empty((max_T, padded), f.dtype), np.empty((max_T, padded), f.dtype)
-    all_null, all_label = np.empty(rows * columns), np.empty(rows * columns)
-    all_alpha = np.empty(rows * columns)
-    all_beta = np.empty(rows * columns if with_gradients else 0)
+    all_null, all_label = np.empty(largest_size), np.empty(largest_size)
+    all_alpha = np.empty(largest_size)
+    all_beta = np.empty(largest_size if with_gradients else 0)
     for b in items:
         T, U = batch.num_frames[b], batch.num_labels[b]
         f_b, g_b, labels_b = f[b, :T], g[b, : U + 1], batch.labels[b, :U]
@@ -268,7 +272,7 @@ def _additive(share, starts, all_items, batch, with_gradients, results):
             continue
         grad_f[T:] = 0
         grad_g[U + 1 :] = 0
-        flow(log_alpha, log_beta, log_label, evidence, f)
+        flow(T, U, log_alpha, log_beta, log_label, evidence, f)
         _gradients(one, log_alpha, log_label, grad_f[:T], grad_g[: U + 1])
 
 
@@ -340,7 +344,7 @@ def _one_lattice(f, g, labels):
     null, label = np.empty(skewed_shape(T, U)), np.empty(skewed_shape(T, U))
     one = _Utterance(f, g, labels, exp_f, exp_g, transposed, top_f, top_g, total, log_total)
     _transitions(one, null, label)
-    return unskew(null, T, U + 1), unskew(label, T, U)
+    return unskew(T, U, null, U + 1), unskew(T, U, label, U)
 
 
 def lattice_transitions(

@@ -11,7 +11,7 @@ from transduce.kernels.sentinels import NEVER
 from transduce.kernels.simd.functions import cast_like, exp
 from transduce.kernels.simd.options import compiled
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
-from transduce.lattice.cpu.diagonals import skewed_variables
+from transduce.lattice.cpu.diagonals import skewed_steps, skewed_variables
 from transduce.lattice.cpu.rows import count_bad
 
 
@@ -33,19 +33,21 @@ def _occupancies(lattice, T, U, null, label):
     """Write the posteriors of one utterance's arrows (Eq. 20), and 0 in the padding."""
     null[T:] = 0
     label[T:] = 0
-    alpha, beta, evidence = lattice.log_alpha, lattice.log_beta, lattice.evidence
+    alpha, beta, evidence = lattice.log_alpha.ravel(), lattice.log_beta.ravel(), lattice.evidence
+    log_null, log_label = lattice.log_null.ravel(), lattice.log_label.ravel()
+    step_t, step_u = skewed_steps(T, U)
     for t in range(T):
         null_row, label_row = null[t], label[t]
         null_row[U + 1 :] = 0
         label_row[U:] = 0
-        # Node (t, u) is at [t + u, u + 1]; its null arrow leads one row on, its label arrow one
-        # row and one column on.
         for u in range(U + 1):
-            before, after = alpha[t + u, u + 1] - evidence, beta[t + u + 1, u + 1]
-            null_row[u] = cast_like(before + lattice.log_null[t + u, u + 1] + after, null)
+            at = t * step_t + u * step_u + 1
+            before, after = alpha[at] - evidence, beta[at + step_t]
+            null_row[u] = cast_like(before + log_null[at] + after, null)
         for u in range(U):
-            before, after = alpha[t + u, u + 1] - evidence, beta[t + u + 1, u + 2]
-            label_row[u] = cast_like(before + lattice.log_label[t + u, u + 1] + after, null)
+            at = t * step_t + u * step_u + 1
+            before, after = alpha[at] - evidence, beta[at + step_u]
+            label_row[u] = cast_like(before + log_label[at] + after, null)
         for u in range(U + 1):
             null_row[u] = exp(null_row[u])
         for u in range(U):

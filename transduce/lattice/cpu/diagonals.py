@@ -2,9 +2,11 @@
 
 The nodes of a diagonal t + u = n depend only on those of the one before, so a diagonal is a vector.
 Its arrays are stored skewed, node (t, u) at row t + u and column u + 1, which makes that vector
-contiguous; column 0, and all nodes outside the lattice, are impossible. Values along the lattice
-are float64 whatever the inputs are, because they are sums of thousands of logarithms. The logarithm
-of a sum is the larger term plus ln(1 + e^-d); that small part is computed in the inputs' type.
+contiguous; column 0, and all nodes outside the lattice, are impossible. A lattice with more labels
+than frames has its columns along t instead, node (t, u) at column t + 1, so that memory grows with
+(T+U) min(T,U). Values along the lattice are float64 whatever the inputs are, because they are sums
+of thousands of logarithms. The logarithm of a sum is the larger term plus ln(1 + e^-d); that small
+part is computed in the inputs' type.
 
 -inf means an impossible event. The kernels replace it by a large negative number, so that no
 difference of two of them is NaN. A loss of NaN means that the utterance's numbers or labels are not
@@ -43,7 +45,14 @@ def skewed_shape(T, U):
     """Return one row for each diagonal 0 ... T+U, and whole vectors of columns plus one column
     before and one after."""
     lanes = VECTOR_BYTES // 4
-    return T + U + 1, (U + 1 + lanes - 1) // lanes * lanes + 2
+    return T + U + 1, (min(T, U) + 1 + lanes - 1) // lanes * lanes + 2
+
+
+@compiled
+def skewed_steps(T, U):
+    """Return the steps of t and u in a skewed array: node (t, u) is at t step_t + u step_u + 1."""
+    columns = skewed_shape(T, U)[1]
+    return (columns + 1, columns) if T < U else (columns, columns + 1)
 
 
 @compiled
@@ -62,6 +71,8 @@ def forward_backward(T, U, log_null, log_label, log_alpha, log_beta, with_beta, 
     One loop advances α's diagonals upwards and β's downwards. ln(e^a + e^b) takes three inner
     loops, so that its exponential and its logarithm fill whole vectors of the inputs' type.
     """
+    if T < U:  # columns along t: null leads to the next column, a label stays in its column
+        T, U, log_null, log_label = U, T, log_label, log_null
     leads = np.empty(2 * log_alpha.shape[1], like.dtype)
     log_alpha[:] = IMPOSSIBLE
     log_alpha[0, 1] = 0.0  # α(1, 0) = 1
@@ -106,7 +117,7 @@ def forward_backward(T, U, log_null, log_label, log_alpha, log_beta, with_beta, 
 
 
 @compiled
-def flow(log_alpha, log_beta, log_label, evidence, like):
+def flow(T, U, log_alpha, log_beta, log_label, evidence, like):
     """Compute the occupancies of a lattice, skewed (Eq. 20).
 
     Overwrite log_alpha with the posterior that the alignment passes each node, and log_label with
@@ -114,7 +125,7 @@ def flow(log_alpha, log_beta, log_label, evidence, like):
     """
     passed, emitted = np.empty(BLOCK, like.dtype), np.empty(BLOCK, like.dtype)
     alpha, beta, label = log_alpha.ravel(), log_beta.ravel(), log_label.ravel()
-    step = log_alpha.shape[1] + 1  # from a node to the one above it
+    step = skewed_steps(T, U)[1]  # from a node to the one above it
     for first in range(0, alpha.size - step, BLOCK):
         size = min(BLOCK, alpha.size - step - first)
         alpha_here, beta_here = alpha[first : first + size], beta[first : first + size]
@@ -131,22 +142,26 @@ def flow(log_alpha, log_beta, log_label, evidence, like):
 
 
 @compiled
-def _skew(matrix, skewed):
+def _skew(T, U, matrix, skewed):
     """Copy a matrix [T, columns] into a skewed array; replace -inf by IMPOSSIBLE."""
     skewed[:] = IMPOSSIBLE
-    for t in range(matrix.shape[0]):
+    flat = skewed.ravel()
+    step_t, step_u = skewed_steps(T, U)
+    for t in range(T):
         for u in range(matrix.shape[1]):
             value = matrix[t, u]
-            skewed[t + u, u + 1] = value if value > IMPOSSIBLE else IMPOSSIBLE
+            flat[t * step_t + u * step_u + 1] = value if value > IMPOSSIBLE else IMPOSSIBLE
 
 
 @compiled
-def unskew(skewed, T, columns):
+def unskew(T, U, skewed, columns):
     """Return the nodes of a skewed array as a matrix [T, columns]."""
     matrix = np.empty((T, columns))
+    flat = skewed.ravel()
+    step_t, step_u = skewed_steps(T, U)
     for t in range(T):
         for u in range(columns):
-            matrix[t, u] = skewed[t + u, u + 1]
+            matrix[t, u] = flat[t * step_t + u * step_u + 1]
     return matrix
 
 
@@ -157,8 +172,8 @@ def skewed_variables(log_null, log_label, with_beta, like):
     shape = skewed_shape(T, U)
     null, label, alpha = np.empty(shape), np.empty(shape), np.empty(shape)
     beta = np.empty(shape) if with_beta else alpha
-    _skew(log_null, null)
-    _skew(log_label, label)
+    _skew(T, U, log_null, null)
+    _skew(T, U, log_label, label)
     evidence = forward_backward(T, U, null, label, alpha, beta, with_beta, like)
     return Skewed(null, label, alpha, beta, evidence)
 

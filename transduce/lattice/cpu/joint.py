@@ -141,9 +141,9 @@ def _joint_flows(share, arrows, like, passed, by_label):
             passed[b] = 0
             by_label[b] = 0
             continue
-        flow(lattice.log_alpha, lattice.log_beta, lattice.log_label, lattice.evidence, like)
-        passed[b, :T, : U + 1] = unskew(lattice.log_alpha, T, U + 1)
-        by_label[b, :T, : U + 1] = unskew(lattice.log_label, T, U + 1)
+        flow(T, U, lattice.log_alpha, lattice.log_beta, lattice.log_label, lattice.evidence, like)
+        passed[b, :T, : U + 1] = unskew(T, U, lattice.log_alpha, U + 1)
+        by_label[b, :T, : U + 1] = unskew(T, U, lattice.log_label, U + 1)
 
 
 _share_flows = sharing(_joint_flows)

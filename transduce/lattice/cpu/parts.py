@@ -14,7 +14,7 @@ from transduce.lattice.cpu.diagonals import from_double, skewed_variables, unske
 def _forward_and_backward_variables(log_null, log_label):
     T, U = log_label.shape
     lattice = skewed_variables(log_null, log_label, True, log_null)
-    return unskew(lattice.log_alpha, T, U + 1), unskew(lattice.log_beta, T, U + 1)
+    return unskew(T, U, lattice.log_alpha, U + 1), unskew(T, U, lattice.log_beta, U + 1)
 
 
 @compiled
