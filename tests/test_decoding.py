@@ -6,6 +6,7 @@ from itertools import pairwise, product
 
 import pytest
 import torch
+from memory import extra_megabytes, needs_proc
 from torch.testing import assert_close
 
 from transduce import (
@@ -20,11 +21,14 @@ from transduce import (
     lattice_transitions,
     transducer_loss,
 )
-from transduce.decoding import beam_search_steps, eager, reference
+from transduce.decoding import beam_search_steps, eager, problem, reference
 from transduce.decoding.cpu import beam as cpu
+from transduce.decoding.cpu import trie as cpu_trie
 from transduce.decoding.fusion import FusedScores
 from transduce.decoding.options import SearchOptions
 from transduce.decoding.problem import Problem
+from transduce.decoding.search import transcribe
+from transduce.decoding.trie import Trie
 
 BACKENDS = ["cpu", "eager"]
 ALL_BACKENDS = ["reference", *BACKENDS]
@@ -79,7 +83,7 @@ def test_with_unlimited_width_every_probability_is_the_lattices(K, T, longest, d
     model = transducer(K, double=double)
     frames = frames_of(T, dtype=next(model.parameters()).dtype)
     found = search(
-        model, frames, beam_width=10**6, n_best=10**6, max_labels_per_frame=longest,
+        model, frames, beam_width=10**5, n_best=10**5, max_labels_per_frame=longest,
         with_timings=False, backend=backend,
     )  # fmt: skip
     log_prob = {h.labels: h.log_prob for h in found}
@@ -247,6 +251,57 @@ def test_each_prefix_is_stepped_to_once(backend, monkeypatch):
     assert found.num_prefixes >= least.num_prefixes  # batches look a little further
 
 
+@pytest.mark.filterwarnings(MET)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("most_open", [1 << 16, 8])
+def test_removing_prefixes_that_are_out_of_reach_changes_nothing(
+    most_open, fused, backend, monkeypatch
+):
+    model, frames = transducer(6, null=-1.0), frames_of(20)
+    options = dict(beam_width=15, n_best=15, max_labels_per_frame=5)
+    if fused:
+        options |= dict(fusion=NGram(3, 6, [[1, 2, 3, 1, 2, 4], [5, 6], [3, 1]]), fusion_weight=0.5)
+    expected = search(model, frames, backend=backend, **options)
+    removals = []
+    if backend == "cpu":
+        monkeypatch.setattr(cpu, "make_room", _counted(cpu.make_room, removals))
+    else:
+        monkeypatch.setattr(Trie, "keep", _counted(Trie.keep, removals))
+    monkeypatch.setattr(cpu_trie, "FIRST_ROOM", 16)
+    monkeypatch.setattr(problem, "SPARE_PREFIXES", (1, 0))
+    monkeypatch.setattr(problem, "MOST_OPEN", (most_open, 0))
+    monkeypatch.setattr(eager, "MIN_BATCH", 16)
+    found = search(model, frames, backend=backend, **options)
+    assert len(removals) > 3
+    assert found == expected  # every number
+    assert_same(found, search(model, frames, backend="reference", **options), 1e-9)
+
+
+def _counted(function, calls):
+    return lambda *arguments: (calls.append(arguments), function(*arguments))[1]
+
+
+@needs_proc
+@pytest.mark.filterwarnings(MET)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_memory_does_not_grow_with_the_hypotheses_looked_at(backend, monkeypatch):
+    model = transducer(30, hidden=100, null=-5.0, sharpness=1.0, double=False)  # avoids null
+    frames, num_frames = frames_of(8, dtype=torch.float32), torch.tensor([8])
+    monkeypatch.setattr(problem, "SPARE_PREFIXES", (1000, 0))
+    options = dict(beam_width=20, max_labels_per_frame=3, with_timings=False, backend=backend)
+    beam_search(model, frames[:, :2], num_frames - 6, **options)
+    row = 1e-6 * (2 * 4 * 100 + 31 * (4 + 8) + 31 * 8)  # megabytes of a prefix at least
+    f = transcribe(model, frames, num_frames)
+    module = {"cpu": cpu, "eager": eager}[backend]
+    asked = SearchOptions(**{k: v for k, v in options.items() if k != "backend"})
+    posed = Problem(f, model.prediction_network, None, 31, asked)
+    (found,) = module.beam_searches(posed)
+    assert found.num_prefixes > 20_000
+    used = extra_megabytes(lambda: beam_search(model, frames, num_frames, **options))
+    assert used < row * found.num_prefixes / 2
+
+
 # --- Many, and few ------------------------------------------------------------------------------
 
 
@@ -267,7 +322,7 @@ def test_a_result_does_not_depend_on_the_threads(set_num_threads):
     model = transducer(20, hidden=40, null=4.0, double=False)
     f = model.transcription_network(frames_of(6, dtype=torch.float32))[0][0].detach()
     weights = cpu.packed_weights(model.prediction_network)
-    limits = cpu.Limits(beam_width=3000, max_labels_per_frame=20)
+    limits = cpu.Limits(3000, 20, spare_prefixes=10**6, most_open=10**6)
     set_num_threads(2)
     one, other = (cpu._beam_search(weights, f.double().numpy(), None, limits, n) for n in (1, 2))
     assert one.num_prefixes == other.num_prefixes > 3000
@@ -613,6 +668,10 @@ class _Improbable:
         (dict(beam_width=10.0), "beam_width must be a whole number, not 10.0"),
         (dict(beam_width=2, max_labels_per_frame=2.5), "max_labels_per_frame must be a whole"),
         (dict(beam_width=0), "beam_width must be at least 1, not 0"),
+        (
+            dict(beam_width=10**9),
+            "beam_width must be at most 100000, not 1000000000; give a narrower",
+        ),
         (dict(beam_width=2, n_best=3), "n_best must be between 1 and the beam_width, 2, not 3"),
         (dict(beam_width=2, n_best=0), "n_best"),
         (dict(beam_width=2, max_labels_per_frame=0), "max_labels_per_frame"),

@@ -108,5 +108,5 @@ def _count_ngrams(order: int, file: Path, signature: Signature, target: str) -> 
 
 def _with_flags(message: str) -> str:
     """Replace the names of options in an error message by those of the command line."""
-    names = "|".join(sorted((field.name for field in fields(SearchFlags)), reverse=True))
+    names = "|".join(sorted((field.name for field in fields(SearchOptions)), reverse=True))
     return re.sub(rf"\b({names})\b", lambda name: "--" + name[0].replace("_", "-"), message)

@@ -40,7 +40,9 @@ class _Search:
         self.beam_width = problem.beam_width
         self.max_labels_per_frame = problem.max_labels_per_frame
         self.batch_size = max(MIN_BATCH, self.beam_width)
-        self.num_bounded = self.num_expanded = 0
+        self.spare_prefixes, self.most_open = problem.spare_prefixes, problem.most_open
+        self.most_prefixes = self.spare_prefixes
+        self.num_bounded = self.num_expanded = self.num_removed = 0
 
     def run(self) -> Found:
         """Search to the last frame."""
@@ -63,7 +65,7 @@ class _Search:
             lambda i: trie.labels(at[i]),
             self.num_bounded,
             self.num_expanded,
-            trie.size,
+            trie.size + self.num_removed,
         )
 
     def _frame(self, t: int, nodes: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,6 +97,8 @@ class _Search:
             open_log_prob, open_keys = open_log_prob[:0], open_keys[:0]
             if len(keys) > self.batch_size:
                 taken = log_prob.topk(self.batch_size, sorted=False).indices
+                if len(keys) > self.most_open:  # the latest instead, so that A does not grow
+                    taken = torch.arange(len(keys) - self.batch_size, len(keys), device=keys.device)
                 left = torch.ones_like(keys, dtype=torch.bool)
                 left[taken] = False
                 open_log_prob, open_keys = log_prob[left], keys[left]
@@ -104,10 +108,25 @@ class _Search:
             if len(new) > 0:
                 nodes[new] = trie.add(keys[new])
             rounds += 1
+            if trie.size > self.most_prefixes:
+                kept = (beam >= worst).nonzero()[:, 0]
+                place = self._remove_prefixes(t, nodes, beam_nodes[kept], open_keys // K1)
+                nodes, beam_nodes, beam = place[nodes], place[beam_nodes[kept]], beam[kept]
+                open_keys = place[open_keys // K1] * K1 + open_keys % K1
         worst = self._worst(beam)
         self.num_bounded += rounds > most and bool(bounded >= worst)
         kept = (beam >= worst).nonzero()[:, 0]
         return self._best(beam_nodes[kept], beam[kept])
+
+    def _remove_prefixes(self, t: int, *reached: Tensor) -> Tensor:
+        """Keep the prefixes with which frame t began, and those reached; return the new rows."""
+        trie, size = self.trie, self.trie.size
+        check_prediction(trie.largest_prediction())
+        begun = (trie.frame[:size] == t).nonzero()[:, 0]
+        place = trie.keep(torch.unique(torch.cat([begun, *reached])))
+        self.num_removed += size - trie.size
+        self.most_prefixes = max(self.spare_prefixes, 2 * trie.size)
+        return place
 
     def _worst(self, beam: Tensor) -> Tensor:
         """Return the W-th best log-probability of B; `LEAST` if B has fewer."""

@@ -124,6 +124,10 @@ class FusedScores:
             row[1:] = self.weight * np.minimum(log_probs, 0)
         return rows
 
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Forget all prefixes but these, which are numbered anew in this order."""
+        self._states = [self._states[number] for number in numbers]
+
 
 class _Network:
     """A standalone prediction network as a `LanguageModel`; its states are (log_probs, state)."""

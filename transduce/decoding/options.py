@@ -9,6 +9,9 @@ from typing import Required, TypedDict
 
 from transduce.decoding.fusion import FusedScores, Fusion
 
+# The widest beam: small problems searched exhaustively against memory, kilobytes a hypothesis.
+MAX_BEAM_WIDTH = 100_000
+
 
 @dataclass(frozen=True)
 class SearchOptions:
@@ -30,6 +33,11 @@ class SearchOptions:
                 raise ValueError(f"{name} must be a whole number, not {number!r}")
         if self.beam_width < 1:
             raise ValueError(f"beam_width must be at least 1, not {self.beam_width}")
+        if self.beam_width > MAX_BEAM_WIDTH:
+            raise ValueError(
+                f"beam_width must be at most {MAX_BEAM_WIDTH}, not {self.beam_width}; give a "
+                "narrower one, such as 100"
+            )
         if not 1 <= self.n_best <= self.beam_width:
             raise ValueError(
                 f"n_best must be between 1 and the beam_width, {self.beam_width}, not {self.n_best}"

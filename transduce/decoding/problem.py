@@ -14,6 +14,12 @@ from transduce.decoding.options import SearchOptions
 from transduce.decoding.protocols import Joint, Predictor, State
 from transduce.networks import PredictionNetwork
 
+# The least and the number per hypothesis of the beam of two limits. Prefixes in the trie before
+# any is removed: memory against steps of the prediction network that are taken again. Extensions in
+# A before the last are taken first: memory against hypotheses that are expanded in vain.
+SPARE_PREFIXES = 1 << 14, 32
+MOST_OPEN = 1 << 16, 32
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -34,6 +40,18 @@ class Problem:
     def max_labels_per_frame(self) -> int:
         """The bound on labels that a hypothesis emits in a frame."""
         return self.options.max_labels_per_frame
+
+    @property
+    def spare_prefixes(self) -> int:
+        """The prefixes in the trie before any is removed."""
+        least, each = SPARE_PREFIXES
+        return max(least, each * self.beam_width)
+
+    @property
+    def most_open(self) -> int:
+        """The extensions in A before the last are taken first."""
+        least, each = MOST_OPEN
+        return max(least, each * self.beam_width)
 
     def fused_scores(self) -> FusedScores | None:
         """Return a new state of the language model for one utterance; None without fusion."""

@@ -10,11 +10,11 @@ from transduce.decoding.hypothesis import Labels, path_labels
 from transduce.decoding.problem import Problem
 from transduce.decoding.protocols import State, log_probs, parts_of, rows_of, with_parts
 
-MIN_ROOM = 1024  # prefixes allocated at first: fewer allocations against memory
+FIRST_ROOM = 1024  # prefixes allocated at first: fewer allocations against memory
 
 
 class Trie:
-    """A trie of all prefixes ever expanded, a row each; row 0 is the empty sequence.
+    """A trie of prefixes, a row each; row 0 is the empty sequence.
 
     The key of an extension is its prefix's row times K+1, plus the label. The prediction network is
     stepped once for each prefix, in batches, and its states are kept.
@@ -93,12 +93,39 @@ class Trie:
         """Make room for so many new rows; return where they are."""
         first, self.size = self.size, self.size + count
         if self.size > len(self.parent):
-            room = max(MIN_ROOM, 2 * self.size)
+            room = max(FIRST_ROOM, 2 * self.size)
             for name in ("parent", "label", "depth", "child", "frame", "row", "emitted"):
                 setattr(self, name, _grown(getattr(self, name), room))
             if self.fused is not None:
                 self.log_fused = _grown(self.log_fused, room)
         return slice(first, self.size)
+
+    def keep(self, rows: Tensor) -> Tensor:
+        """Remove all prefixes but these and their own prefixes; return the new row of each old one.
+
+        The new row of a prefix that was removed is -1.
+        """
+        is_kept = torch.zeros(self.size, dtype=torch.bool, device=rows.device)
+        is_kept[0] = True
+        while len(rows) > 0:
+            is_kept[rows] = True
+            above = self.parent[rows].clamp(min=0)
+            rows = torch.unique(above[~is_kept[above]])
+        kept = is_kept.nonzero()[:, 0]
+        place = torch.where(is_kept, is_kept.cumsum(0) - 1, -1)
+        for name in ("label", "depth", "frame", "row", "emitted"):
+            getattr(self, name)[: len(kept)] = getattr(self, name)[kept]
+        self.parent[1 : len(kept)] = place[self.parent[kept[1:]]]
+        child = self.child[kept].long()
+        child = torch.where(child < 0, -1, place[child.clamp(min=0)])
+        self.child[: len(kept)] = child.to(self.child.dtype)
+        for part in (self.g, *parts_of(self.state)):
+            part[: len(kept)] = part[kept]
+        if self.fused is not None:
+            self.log_fused[: len(kept)] = self.log_fused[kept]
+            self.fused.keep(kept.tolist())
+        self.size = len(kept)
+        return place
 
     # --- Questions ---
 

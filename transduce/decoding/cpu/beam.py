@@ -17,6 +17,13 @@ expands in vain have their true b, so they displace nothing. Hence both loops ke
 same set. Ties are decided by the order of the labels, which depends on neither loop.
 
 All probabilities are logarithms in float64. Impossible hypotheses are never kept.
+
+**Memory.** The trie keeps the prefixes that B and A reach; the others are removed when it is full.
+By the argument above the elements of A may be taken in any order. If A has more than `most_open`
+elements, its last are taken first, which are the latest and the least probable, so that A does not
+grow further. The trie has room for `spare_prefixes`, or for twice the prefixes of the hypotheses of
+two beams and of `most_open` + 20 K extensions, whatever the network does. A prefix that comes back
+after its removal gets the same g again.
 """
 
 from __future__ import annotations
@@ -37,6 +44,7 @@ from transduce.decoding.cpu.trie import (
     by_depth,
     child_of,
     exponentials,
+    keep_prefixes,
     log_label,
     log_norms,
     new_prefixes,
@@ -54,7 +62,7 @@ from transduce.kernels.simd.threads import num_threads, team
 # vectors, and expand more hypotheses in vain.
 MIN_BATCH, MAX_BATCH = 8, 256
 # Indices of Search.counts.
-NUM_PREFIXES, NUM_BATCH, FRAME, NUM_EXPANDED, NUM_BOUNDED = range(5)
+NUM_PREFIXES, NUM_BATCH, FRAME, NUM_EXPANDED, NUM_BOUNDED, NUM_STEPPED = range(6)
 
 
 class Expansion(NamedTuple):
@@ -70,6 +78,8 @@ class Limits(NamedTuple):
 
     beam_width: int
     max_labels_per_frame: int
+    spare_prefixes: int
+    most_open: int
 
 
 class Search(NamedTuple):
@@ -94,7 +104,12 @@ def beam_searches(problem: Problem) -> list[Found]:
     weights = packed_weights(network)
 
     def search(f: Tensor, threads: int) -> Found:
-        limits = Limits(problem.beam_width, problem.max_labels_per_frame)
+        limits = Limits(
+            problem.beam_width,
+            problem.max_labels_per_frame,
+            problem.spare_prefixes,
+            problem.most_open,
+        )
         return _beam_search(weights, f.double().numpy(), problem.fused_scores(), limits, threads)
 
     if len(transcriptions) < max(2, num_threads()):
@@ -123,10 +138,15 @@ def _beam_search(
                 prefixes.parent[new].tolist(), prefixes.label[new].tolist()
             )
         stepped = new.stop
+        check_prediction(float(prefixes.g[new].max(initial=-np.inf)))
         if search.counts[FRAME] == len(f):
             break
+        if lacks_room(search):
+            kept, search = make_room(search, limits)
+            stepped = len(kept)
+            if fused is not None:
+                fused.keep(kept.tolist())
         search = run(search, transcription, weights, limits, fused is not None, teams)
-    check_prediction(float(prefixes.g[:stepped].max()))
     size = int(search.beam.size[0])
     nodes = search.beam.node[:size]
     # Copy what outlives the search: the states are large.
@@ -138,14 +158,14 @@ def _beam_search(
         lambda i: path_labels(int(nodes[i]), parent, label),
         int(search.counts[NUM_BOUNDED]),
         int(search.counts[NUM_EXPANDED]),
-        stepped,
+        int(search.counts[NUM_STEPPED]),
     )
 
 
 def new_search(weights: PackedWeights, num_outputs: int, batch_size: int, fused: bool) -> Search:
     """Return a search with the empty sequence in B; its g is not computed yet."""
-    counts = np.zeros(5, np.int64)
-    counts[NUM_PREFIXES] = 1
+    counts = np.zeros(6, np.int64)
+    counts[NUM_PREFIXES] = counts[NUM_STEPPED] = 1
     parent, label, emitted, nodes = np.zeros((4, 1), np.int32)
     return Search(
         new_prefixes(weights, num_outputs, fused),
@@ -163,14 +183,48 @@ def new_search(weights: PackedWeights, num_outputs: int, batch_size: int, fused:
 
 
 @compiled
-def run(search, transcription, weights, limits, pause, teams):
-    """Search to the last frame; with `pause`, stop when new prefixes need their log_fused.
+def lacks_room(search):
+    """Return whether the trie has no room for another batch."""
+    return search.counts[NUM_PREFIXES] + search.batch.node.size > search.prefixes.parent.size
 
-    Return the search, whose arrays may have grown. After a pause its batch is not empty.
+
+@compiled
+def make_room(search, limits):
+    """Remove prefixes that are out of reach if there are many, and let the trie grow if it must.
+
+    Return the rows that were kept, and the search.
+    """
+    prefixes, beam, open, batch, counts, bounded = search
+    size = counts[NUM_PREFIXES]
+    kept = np.arange(size)
+    if size >= limits.spare_prefixes:
+        is_reached = prefixes.frame[:size] == counts[FRAME]  # those with which the frame began
+        is_reached[beam.node[: beam.size[0]]] = True
+        is_reached[open.parent[: open.size[0]]] = True
+        is_reached[batch.node[: counts[NUM_BATCH]]] = True
+        kept, place = keep_prefixes(is_reached, prefixes)
+        for i in range(beam.size[0]):
+            beam.node[i] = place[beam.node[i]]
+        for i in range(open.size[0]):
+            open.parent[i] = place[open.parent[i]]
+        for i in range(counts[NUM_BATCH]):
+            batch.node[i] = place[batch.node[i]]
+        counts[NUM_PREFIXES] = kept.size
+    # Room for as many again, so that removals and copies take a small part of the time.
+    prefixes = prefixes_for(2 * kept.size + batch.node.size, prefixes)
+    return kept, Search(prefixes, beam, open, batch, counts, bounded)
+
+
+@compiled
+def run(search, transcription, weights, limits, pause, teams):
+    """Search to the last frame, or until the trie lacks room.
+
+    With `pause`, stop also when new prefixes need their log_fused. Return the search, whose arrays
+    may have grown.
     """
     prefixes, beam, open, batch, counts, bounded = search
     beam_width = limits.beam_width
-    while counts[FRAME] < transcription.f.shape[0]:
+    while counts[FRAME] < transcription.f.shape[0] and not lacks_room(search):
         if counts[NUM_BATCH] == 0:
             expanded = _open_frame(prefixes, beam, transcription, counts, teams)
         else:
@@ -181,8 +235,7 @@ def run(search, transcription, weights, limits, pause, teams):
             expanded, prefixes, beam, open, transcription, limits, counts, bounded, teams
         )
         first = counts[NUM_PREFIXES]
-        prefixes = prefixes_for(first + batch.node.size, prefixes)
-        _take_batch(prefixes, beam, open, batch, beam_width, counts)
+        _take_batch(prefixes, beam, open, batch, limits, counts)
         if counts[NUM_BATCH] == 0:
             open.size[0] = 0
             counts[FRAME] += 1
@@ -190,6 +243,7 @@ def run(search, transcription, weights, limits, pause, teams):
             bounded[0] = -np.inf
         elif counts[NUM_PREFIXES] > first:
             step_new(first, counts[NUM_PREFIXES], weights, prefixes, teams)
+            counts[NUM_STEPPED] += counts[NUM_PREFIXES] - first
             if pause:
                 break
     return Search(prefixes, beam, open, batch, counts, bounded)
@@ -235,7 +289,7 @@ def _add_prefixes(nodes, prefixes, transcription, t):
 def _expand(batch, prefixes, beam, open, transcription, limits, counts, bounded, teams):
     """Put hypotheses into B, and their extensions that may still enter B into A."""
     nodes, log_prob, emitted = batch
-    beam_width, max_labels_per_frame = limits
+    beam_width, max_labels_per_frame = limits.beam_width, limits.max_labels_per_frame
     t, K = counts[FRAME], transcription.f.shape[1] - 1
     normalise(nodes, prefixes, transcription, t, teams)
     _offer_all(nodes, log_prob, prefixes, beam, transcription.f[t, 0], beam_width)
@@ -299,18 +353,27 @@ def _push_extensions(done, batch, worst, max_labels_per_frame, prefixes, open, t
 
 
 @compiled
-def _take_batch(prefixes, beam, open, batch, beam_width, counts):
-    """Move the best of A that are at least the W-th best of B into the batch, as many as fit."""
-    worst, n = worst_in(beam, beam_width), 0
+def _take_batch(prefixes, beam, open, batch, limits, counts):
+    """Move the best of A that are at least the W-th best of B into the batch, as many as fit.
+
+    While A has too many elements, move the last of its heap instead.
+    """
+    worst, n = worst_in(beam, limits.beam_width), 0
     while n < batch.node.size and open.size[0] > 0 and open.log_prob[0] >= worst:
-        parent, label = open.parent[0], open.label[0]
-        batch.log_prob[n], batch.emitted[n] = open.log_prob[0], open.emitted[0]
-        pop(open)
+        i = open.size[0] - 1 if open.size[0] > limits.most_open else 0
+        log_prob, parent, label = open.log_prob[i], open.parent[i], open.label[i]
+        batch.emitted[n] = open.emitted[i]
+        if i == 0:
+            pop(open)
+        else:
+            open.size[0] = i
+            if log_prob < worst:
+                continue
         node = child_of(parent, label, prefixes)
         if node < 0:
             node = counts[NUM_PREFIXES]
             counts[NUM_PREFIXES] += 1
             add_child(node, parent, label, prefixes)
-        batch.node[n] = node
+        batch.node[n], batch.log_prob[n] = node, log_prob
         n += 1
     counts[NUM_BATCH] = n

@@ -17,12 +17,13 @@ from transduce.kernels.simd.threads import sharing
 
 # The least work that is worth a second thread: rows of the prediction network, and sums.
 MIN_ROWS, MIN_NORMS = 24, 400
+FIRST_ROOM = 256  # prefixes allocated at first: fewer allocations against memory
 # A sum of products below this may have lost digits to underflow (docs/derivations.md, 1).
 SMALLEST_TERM = np.finfo(np.float64).tiny / np.finfo(np.float64).eps
 
 
 class Prefixes(NamedTuple):
-    """A trie of all prefixes ever expanded, a row each; row 0 is the empty sequence."""
+    """A trie of prefixes, a row each; row 0 is the empty sequence, parents come before children."""
 
     parent: np.ndarray  # [N]
     label: np.ndarray  # [N], the last label
@@ -52,7 +53,7 @@ class Transcription(NamedTuple):
 def new_prefixes(weights: PackedWeights, num_outputs: int, fused: bool) -> Prefixes:
     """Return a trie with the empty sequence; its g is not computed yet."""
     L, H = weights.peepholes.shape[0], weights.peepholes.shape[2]
-    kind, N = weights.biases.dtype, 256
+    kind, N = weights.biases.dtype, FIRST_ROOM
     parent, label, depth, first_child, next_sibling, frame, norm_frame = np.full(
         (7, N), -1, np.int32
     )
@@ -135,11 +136,40 @@ def grown(array, size):
 
 
 @compiled
+def keep_prefixes(is_kept, prefixes):
+    """Remove all prefixes but those marked in `is_kept` [N] and their own prefixes.
+
+    Return the rows that stay, which move up in their order, and the new row of each old one.
+    """
+    parent, label, depth, frame = prefixes.parent, prefixes.label, prefixes.depth, prefixes.frame
+    is_kept[0] = True
+    for node in range(is_kept.size - 1, 0, -1):
+        if is_kept[node]:
+            is_kept[parent[node]] = True
+    kept = np.nonzero(is_kept)[0]
+    place = is_kept.cumsum() - 1
+    for new in range(kept.size):
+        old = kept[new]
+        label[new], depth[new], frame[new] = label[old], depth[old], frame[old]
+        prefixes.log_prob[new] = prefixes.log_prob[old]
+        prefixes.norm_frame[new] = prefixes.norm_frame[old]
+        prefixes.log_norm[new], prefixes.max_g[new] = prefixes.log_norm[old], prefixes.max_g[old]
+        prefixes.h[new], prefixes.s[new] = prefixes.h[old], prefixes.s[old]
+        prefixes.g[new], prefixes.exp_g[new] = prefixes.g[old], prefixes.exp_g[old]
+        prefixes.log_fused[new] = prefixes.log_fused[old]
+        prefixes.first_child[new] = -1
+        if new > 0:
+            parent[new] = place[parent[old]]
+            prefixes.next_sibling[new] = prefixes.first_child[parent[new]]
+            prefixes.first_child[parent[new]] = new
+    return kept, place
+
+
+@compiled
 def prefixes_for(size, prefixes):
     """Return the trie with room for `size` prefixes."""
     if size <= prefixes.parent.size:
         return prefixes
-    size *= 2
     return Prefixes(
         grown(prefixes.parent, size), grown(prefixes.label, size),
         grown(prefixes.depth, size), grown(prefixes.first_child, size),
