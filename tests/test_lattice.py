@@ -41,7 +41,8 @@ from transduce import (
 )
 from transduce.kernels.backends import resolve
 from transduce.lattice import reference
-from transduce.lattice.loss import TransducerLoss
+from transduce.lattice.cpu import emissions
+from transduce.lattice.loss import TransducerLoss, label_emissions
 
 pytestmark = pytest.mark.usefixtures("empty_is_nan")
 
@@ -310,6 +311,43 @@ def test_memory_grows_with_the_area_of_a_narrow_lattice(T, U):
     whole = 8e-6 * 6000 * 6000  # megabytes of one array of the quadratic kind
     used = extra_megabytes(lambda: loss_and_gradients(transducer_loss, batch, "cpu"))
     assert used < whole / 10
+
+
+@pytest.mark.parametrize("T, U", [(1, 1), (1, 3), (7, 1), (9, 4), (3, 8), (30, 12)])
+@pytest.mark.parametrize("impossible", [0.0, 0.2])
+@pytest.mark.parametrize("nodes", [1, 20, 1 << 18])
+def test_emissions_in_strips_are_those_of_the_whole_lattice(nodes, impossible, T, U, monkeypatch):
+    monkeypatch.setattr(emissions, "STRIP", nodes)
+    f, g, labels, *_ = random_batch([T], [U], 4, dtype=torch.float64, scale=2.0, seed=T + U)
+    log_null, log_label = lattice_transitions(f[0], g[0], labels[0])
+    log_label[torch.rand(T, U, generator=torch.Generator().manual_seed(T)) < impossible] = -inf
+    rows = []
+
+    def arrows(first, last):
+        rows.append(last - first)
+        return log_null[first:last], log_label[first:last]
+
+    found = label_emissions(arrows, T, U, 0.05)
+    assert max(rows) <= max(nodes // (U + 1), T**0.5) and sum(rows) <= 2 * T
+    expected = label_emissions(arrows, T, U, 0.05, backend="reference")
+    if expected is None:
+        assert found is None
+        return
+    assert found[:3] == expected[:3]
+    assert found.confidence == pytest.approx(expected.confidence, rel=1e-12)
+
+
+@needs_proc
+def test_memory_of_emissions_does_not_grow_with_the_area_of_the_lattice():
+    T, U = 6000, 1500  # three minutes of sound
+    log_null, log_label = torch.full((1, U + 1), -0.2).double(), torch.full((1, U), -1.8).double()
+
+    def arrows(first, last):
+        return log_null.expand(last - first, U + 1), log_label.expand(last - first, U)
+
+    label_emissions(arrows, 60, U, 0.05)
+    whole = 8e-6 * T * U  # megabytes of one array
+    assert extra_megabytes(lambda: label_emissions(arrows, T, U, 0.05)) < whole / 2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

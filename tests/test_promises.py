@@ -23,6 +23,7 @@ ORDER = [
     *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
     *(
         "lattice.cpu.parts",
+        "lattice.cpu.emissions",
         "lattice.cpu.arrows",
         "lattice.cpu.joint",
         "lattice.cpu",

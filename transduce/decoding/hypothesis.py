@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from transduce.lattice.loss import backward_variables, best_alignment, forward_variables
+from transduce.lattice.loss import Arrows, label_emissions
 
 Labels = tuple[int, ...]
 TAIL = 0.05  # probability outside [start, end] on either side: wider intervals against surer ones
@@ -97,19 +96,18 @@ def label_timings(log_null: Tensor, log_label: Tensor) -> list[Timing]:
     confidence is its mean of Pr(y_u|t,u-1) / (1 - Pr(∅|t,u-1)): the probability that a label
     emitted at t is this one.
     """
-    null, label = log_null.detach().double(), log_label.detach().double()
-    frames, log_prob = best_alignment(null, label)
-    if log_prob == -torch.inf:
+    null, label = log_null.detach().cpu(), log_label.detach().cpu()
+    return timings_from(lambda first, last: (null[first:last], label[first:last]), *label.shape)
+
+
+def timings_from(arrows: Arrows, num_frames: int, num_labels: int) -> list[Timing]:
+    """Return the timing of each label from a function that returns some rows of the lattice.
+
+    The lattice is never in memory as a whole.
+    """
+    columns = label_emissions(arrows, num_frames, num_labels, TAIL)
+    if columns is None:
         raise ValueError("the labels cannot be emitted, so they have no timings")
-    log_alpha, log_beta = forward_variables(null, label), backward_variables(null, label)
-    log_emitted = log_alpha[:, :-1] + label + log_beta[:, 1:] - log_beta[0, 0]
-    emitted = log_emitted.exp()  # [T, U]
-    emitted_by = emitted.cumsum(0)
-    starts = (emitted_by < TAIL).sum(0)
-    ends = (emitted_by < 1 - TAIL).sum(0).clamp(max=len(null) - 1)
-    if_any = (label - torch.log(-torch.expm1(null[:, :-1]))).exp().clamp(max=1)
-    confidences = torch.where(emitted > 0, emitted * if_any, 0.0).sum(0).clamp(max=1)
-    columns = (frames, starts.tolist(), ends.tolist(), confidences.tolist())
     return [Timing(*row) for row in zip(*columns, strict=True)]
 
 

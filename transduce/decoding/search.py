@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL
-from transduce.decoding.hypothesis import Greedy, Hypothesis, Labels, Timing, label_timings, n_best
+from transduce.decoding.hypothesis import Greedy, Hypothesis, Labels, Timing, n_best, timings_from
 from transduce.decoding.options import SearchKeywords, SearchOptions
 from transduce.decoding.problem import EagerPrediction, Problem, SearchBackend
 from transduce.decoding.protocols import Joint, Predictor, TransducerModel, log_probs
 from transduce.kernels.backends import INTEGERS, Backend, load, resolve
-from transduce.lattice.loss import lattice_transitions
+from transduce.lattice.operators import lattice_backend, wide
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
 from transduce.sequences import reverse_padded
 
@@ -225,19 +225,35 @@ def timings_of(problem: Problem, transcription: Tensor, labels: Labels) -> list[
         return []
     y = torch.tensor(labels, device=transcription.device)
     if (network := problem.peephole_network()) is not None:
-        f, g = transcription.double().cpu(), network(y[None])[0].double().cpu()
-        return label_timings(*lattice_transitions(f, g, y.cpu()))
-    return label_timings(*_joint_transitions(problem, transcription, y))
+        kind = wide(transcription.dtype)
+        f, g = transcription.to("cpu", kind), network(y[None])[0].to("cpu", kind)
+        on_cpu, lattice = y.cpu(), lattice_backend("cpu")  # the search has checked f and g
+
+        def arrows(first: int, last: int) -> tuple[Tensor, Tensor]:
+            return lattice.lattice_transitions(f[first:last], g, on_cpu)
+
+        return timings_from(arrows, len(f), len(labels))
+    predictions = _predictions(problem.network, y)
+
+    def joint_arrows(first: int, last: int) -> tuple[Tensor, Tensor]:
+        return _joint_transitions(problem, transcription[first:last], predictions, y)
+
+    return timings_from(joint_arrows, len(transcription), len(labels))
 
 
-def _joint_transitions(problem: Problem, f: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] of any networks and joint, on the CPU."""
-    network, rows = problem.network, []
-    state = network.start(1)
+def _predictions(network: Predictor, labels: Tensor) -> Tensor:
+    """Return g [U+1, ...] of any prediction network."""
+    rows, state = [], network.start(1)
     for label in (labels.new_zeros(1), *labels[:, None]):
         g, state = network.step(label, state)
         rows.append(g)
-    predictions = torch.cat(rows)  # [U+1, ...]
+    return torch.cat(rows)
+
+
+def _joint_transitions(
+    problem: Problem, f: Tensor, predictions: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] of any joint, on the CPU."""
     T, U = len(f), len(labels)
     log_null, log_label = [], []
     for first in range(0, T, step := max(1, JOINT_ROWS // (U + 1))):

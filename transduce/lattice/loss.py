@@ -7,6 +7,7 @@ here; `rnnt_loss` takes the null symbol (blank) as an argument, because other jo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
@@ -32,6 +33,7 @@ from transduce.lattice.operators import (
 )
 
 Reduction = Literal["none", "mean", "sum"]
+Arrows = Callable[[int, int], tuple[Tensor, Tensor]]  # log_null and log_label of some rows
 
 
 class Occupancies(NamedTuple):
@@ -39,6 +41,15 @@ class Occupancies(NamedTuple):
 
     null: Tensor  # [B, T, U+1]
     label: Tensor  # [B, T, U]
+
+
+class LabelEmissions(NamedTuple):
+    """When each label of y is emitted, and how surely it is this label."""
+
+    frame: list[int]  # on the most probable alignment
+    start: list[int]  # the quantile `tail` of the emission's posterior
+    end: list[int]  # the quantile 1 - tail
+    confidence: list[float]  # the posterior's mean of Pr(y_u|t,u-1) / (1 - Pr(∅|t,u-1))
 
 
 def transducer_loss(
@@ -250,6 +261,27 @@ def best_alignment(
     arrows = _checked_arrows(log_null.cpu(), log_label.cpu())
     module = load("lattice", resolve(backend, arrows[0].device))
     return module.best_alignment(*arrows)  # type: ignore[no-any-return]
+
+
+def label_emissions(
+    arrows: Arrows,
+    num_frames: int,
+    num_labels: int,
+    tail: float,
+    *,
+    backend: Backend = "auto",
+) -> LabelEmissions | None:
+    """Return when each label of y is emitted; None if y cannot be emitted.
+
+    `arrows(first, last)` returns the rows first to last - 1 of log_null [T, U+1] and log_label
+    [T, U] on the CPU; sums of them are taken in float64. It is called for a strip of rows at a
+    time, twice for each, so that the whole lattice is never in memory.
+    """
+    if backend == "cuda":
+        raise ValueError("label_emissions has no backend 'cuda'; leave it to 'auto'")
+    module = load("lattice", resolve(backend, torch.device("cpu")))
+    columns = module.label_emissions(arrows, num_frames, num_labels, tail)
+    return None if columns is None else LabelEmissions(*columns)
 
 
 def remove_nulls(alignment: list[int]) -> list[int]:

@@ -6,7 +6,7 @@ which the others never do. In code t is the paper's t-1; u is unchanged.
 -inf means an impossible event: its likelihood is zero and its gradient is zero, never NaN.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 
 import torch
@@ -111,6 +111,26 @@ def best_alignment(log_null: Tensor, log_label: Tensor) -> tuple[list[int], floa
         else:
             t -= 1
     return frames[::-1], float(best[-1, -1] + log_null[-1, -1])
+
+
+def label_emissions(
+    arrows: Callable[[int, int], tuple[Tensor, Tensor]],
+    num_frames: int,
+    num_labels: int,
+    tail: float,
+) -> tuple[list[int], list[int], list[int], list[float]] | None:
+    """Return each label's frame, start, end and confidence; None if y cannot be emitted."""
+    log_null, log_label = arrows(0, num_frames)
+    evidence, _, emitted = arrow_occupancies(log_null, log_label)
+    if evidence == -torch.inf:
+        return None
+    frames, _ = best_alignment(log_null, log_label)
+    emitted_by = emitted.cumsum(0)
+    starts = (emitted_by < tail).sum(0)
+    ends = (emitted_by < 1 - tail).sum(0).clamp(max=num_frames - 1)
+    if_any = (log_label - torch.log(-torch.expm1(log_null[:, :-1]))).exp().clamp(max=1)
+    confidences = torch.where(emitted > 0, emitted * if_any, 0.0).sum(0).clamp(max=1)
+    return frames, starts.tolist(), ends.tolist(), confidences.tolist()
 
 
 def arrow_occupancies(log_null: Tensor, log_label: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,6 +7,7 @@ from transduce.lattice.cpu.additive import (
     lattice_transitions,
 )
 from transduce.lattice.cpu.arrows import lattice_forward
+from transduce.lattice.cpu.emissions import label_emissions
 from transduce.lattice.cpu.joint import joint_backward, joint_forward, joint_saved
 from transduce.lattice.cpu.parts import (
     backward_variables,
@@ -25,6 +26,7 @@ __all__ = [
     "joint_backward",
     "joint_forward",
     "joint_saved",
+    "label_emissions",
     "lattice_forward",
     "lattice_transitions",
     "log_occupancy",

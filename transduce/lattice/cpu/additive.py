@@ -15,10 +15,8 @@ from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 from transduce.lattice.cpu.diagonals import (
     flow,
     forward_backward,
-    from_double,
     skewed_shape,
     skewed_steps,
-    unskew,
 )
 from transduce.lattice.cpu.rows import count_bad, largest
 
@@ -91,12 +89,13 @@ def _log_total(f, g):
 
 
 @compiled
-def _transitions(one, log_null, log_label):
-    """Write ln ∅(t,u) and ln y(t,u), skewed (Eqs. 12-15), and the sum of e^f e^g over k in `total`.
+def _transitions(one, log_null, log_label, step_t, step_u):
+    """Write ln ∅(t,u) and ln y(t,u) (Eqs. 12-15), and the sum of e^f e^g over k in `total`.
 
-    Where that sum is too small to be trusted, compute it term by term and set `total` to zero.
-    A term of the product that is lost to underflow is below `tiny`, so the sum is wrong by less
-    than its rounding wherever it is above (K+1) tiny / epsilon.
+    Node (t, u) is at t step_t + u step_u of the flat arrays log_null and log_label. Where the sum
+    is too small to be trusted, compute it term by term and set `total` to zero. A term of the
+    product that is lost to underflow is below `tiny`, so the sum is wrong by less than its rounding
+    wherever it is above (K+1) tiny / epsilon.
     """
     f, g, labels, total, top_f, top_g = one.f, one.g, one.labels, one.total, one.top_f, one.top_g
     log_total = one.log_total
@@ -110,10 +109,6 @@ def _transitions(one, log_null, log_label):
         null_g[u] = np.float64(g[u, 0]) - top_g[u]
     for u in range(U):
         label_g[u] = np.float64(g[u, labels[u]]) - top_g[u]
-    log_null[:] = IMPOSSIBLE
-    log_label[:] = IMPOSSIBLE
-    step_t, step_u = skewed_steps(T, U)
-    flat_null, flat_label = log_null.ravel(), log_label.ravel()
     totals, all_logs = total.ravel(), log_total.ravel()
     for i in range(totals.size):
         all_logs[i] = log(totals[i] if totals[i] > threshold else threshold)
@@ -138,11 +133,10 @@ def _transitions(one, log_null, log_label):
         for u in range(U):
             value = label_f[u] + label_g[u] - logs[u]  # Eq. 14
             emitted[u] = value if value > IMPOSSIBLE else IMPOSSIBLE
-        at = t * step_t + 1  # node (t, 0)
         for u in range(U):
-            flat_null[at + u * step_u] = nulls[u]
-            flat_label[at + u * step_u] = emitted[u]
-        flat_null[at + U * step_u] = nulls[U]
+            log_null[t * step_t + u * step_u] = nulls[u]
+            log_label[t * step_t + u * step_u] = emitted[u]
+        log_null[t * step_t + U * step_u] = nulls[U]
 
 
 @compiled
@@ -258,7 +252,10 @@ def _additive(share, starts, all_items, batch, with_gradients, results):
             f_b, g_b, labels_b, exp_f[:T], exp_g[: U + 1], exp_g_transposed, top_f, top_g,
             total[:T], log_total[:T],
         )  # fmt: skip
-        _transitions(one, log_null, log_label)
+        log_null[:] = IMPOSSIBLE
+        log_label[:] = IMPOSSIBLE
+        # Node (0, 0) is in column 1.
+        _transitions(one, log_null.ravel()[1:], log_label.ravel()[1:], *skewed_steps(T, U))
         evidence = forward_backward(
             T, U, log_null, log_label, log_alpha, log_beta, with_gradients, f
         )
@@ -328,8 +325,8 @@ def additive_backward(
 
 
 @compiled
-def _one_lattice(f, g, labels):
-    """Return ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] of one utterance, in float64."""
+def _one_lattice(f, g, labels, log_null, log_label):
+    """Write ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] of one utterance; -inf where impossible."""
     T, U, num_outputs = f.shape[0], labels.size, f.shape[1]
     lanes = VECTOR_BYTES // 4
     wide = (num_outputs + lanes - 1) // lanes * lanes
@@ -341,10 +338,14 @@ def _one_lattice(f, g, labels):
     transposed = np.zeros((num_outputs, padded), f.dtype)
     transposed[:, : U + 1] = exp_g[:, :num_outputs].T
     total, log_total = np.empty((T, padded), f.dtype), np.empty((T, padded), f.dtype)
-    null, label = np.empty(skewed_shape(T, U)), np.empty(skewed_shape(T, U))
+    null, label = np.empty((T, U + 1)), np.empty((T, U + 1))
     one = _Utterance(f, g, labels, exp_f, exp_g, transposed, top_f, top_g, total, log_total)
-    _transitions(one, null, label)
-    return unskew(T, U, null, U + 1), unskew(T, U, label, U)
+    _transitions(one, null.ravel(), label.ravel(), U + 1, 1)
+    for t in range(T):
+        for u in range(U + 1):
+            log_null[t, u] = null[t, u] if null[t, u] > NEVER else -np.inf
+        for u in range(U):
+            log_label[t, u] = label[t, u] if label[t, u] > NEVER else -np.inf
 
 
 def lattice_transitions(
@@ -352,5 +353,8 @@ def lattice_transitions(
 ) -> tuple[Tensor, Tensor]:
     """Return the arrows ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] (Eqs. 12-15)."""
     f, g = transcription.contiguous(), prediction.contiguous()
-    log_null, log_label = _one_lattice(f.numpy(), g.numpy(), labels.contiguous().numpy())
-    return from_double(log_null, f), from_double(log_label, f)
+    T, U = len(f), len(labels)
+    log_null, log_label = f.new_empty(T, U + 1), f.new_empty(T, U)
+    arrays = (x.numpy() for x in (f, g, labels.contiguous(), log_null, log_label))
+    _one_lattice(*arrays)
+    return log_null, log_label
