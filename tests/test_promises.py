@@ -39,7 +39,7 @@ ORDER = [
     *("model.signature", "model.tensors", "model.checkpoint", "model.transcripts", "model.inputs"),
     *("model.model", "model.evaluate", "model", "tables"),
     *("training.corpus", "training.recipe", "training.pretraining", "training.regularisation"),
-    *("training.progress", "training.fit", "training"),
+    *("training.progress", "training.lock", "training.fit", "training"),
     *("analysis.lattice", "analysis.sensitivity", "analysis.figures", "analysis"),
     "demo",
     *("web.sounds", "web.wire", "web.explorer", "web.server", "web"),

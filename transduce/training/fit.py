@@ -10,7 +10,8 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +41,7 @@ from transduce.model.checkpoint import (
 from transduce.model.tensors import read_tensors, write_tensors
 from transduce.settings import flat_settings, replace_settings
 from transduce.training.corpus import Corpus, read_corpus
+from transduce.training.lock import FolderLock, lock_folder
 from transduce.training.pretraining import (
     PretrainingError,
     check_direction,
@@ -109,7 +111,6 @@ def fit(
             "train.consistency compares a network's outputs under two draws of dropout or masks, "
             "and there are none; set network.dropout, or train.consistency to 0"
         )
-    _check_folder(recipe, run_folder, resume)
     processes = config.devices * config.machines
     fabric = Fabric(
         accelerator=config.device,
@@ -122,15 +123,16 @@ def fit(
     _check_precision(config.precision, fabric.device)
     if progress is None or not fabric.is_global_zero:
         progress = Progress(Console(quiet=not fabric.is_global_zero))
-    if corpus is None:
-        corpus = read_corpus(recipe.data, targets_only=not reads_input)
-        if corpus.skipped:
-            progress.say(skipped_report(corpus.skipped, len(corpus.training)))
-    run = _Run(recipe, run_folder, corpus, fabric, validate, progress)
-    with progress:
-        run.train(resume)
-    fabric.barrier()
-    return load_model(run_folder)
+    with _open_folder(recipe, run_folder, resume, fabric) as lock:
+        if corpus is None:
+            corpus = read_corpus(recipe.data, targets_only=not reads_input)
+            if corpus.skipped:
+                progress.say(skipped_report(corpus.skipped, len(corpus.training)))
+        run = _Run(recipe, run_folder, lock, corpus, fabric, validate, progress)
+        with progress:
+            run.train(resume)
+        fabric.barrier()
+        return load_model(run_folder)
 
 
 class _Run:
@@ -140,12 +142,13 @@ class _Run:
         self,
         recipe: Recipe,
         folder: Path,
+        lock: FolderLock | None,  # None in all processes but the first
         corpus: Corpus,
         fabric: Fabric,
         validate: Validate | None,
         progress: Progress,
     ) -> None:
-        self.recipe, self.folder, self.corpus = recipe, folder, corpus
+        self.recipe, self.folder, self.lock, self.corpus = recipe, folder, lock, corpus
         self.fabric, self.validate, self.progress = fabric, validate, progress
         self.config = recipe.train
         self.copies = 2 if self.config.consistency else 1  # of each sequence in a step
@@ -262,7 +265,8 @@ class _Run:
         is_best = at.best is None or value < at.best
         if is_best:
             at = replace(at, best=value, best_epoch=status.epoch)
-            if self.fabric.is_global_zero:
+            if self.lock is not None:
+                self.lock.check()
                 save_model(self._model(status), self.folder / MODEL_FILE)
         measured = asdict(status) | {"training_bits_per_label": training_bits}
         measured |= {"learning_rate": self.optimiser.param_groups[0]["lr"], "seconds": seconds}
@@ -372,12 +376,13 @@ class _Run:
 
     def _write(self, name: str, content: bytes) -> None:
         """Write a file of the run's folder, in the first process alone."""
-        if self.fabric.is_global_zero:
+        if self.lock is not None:
+            self.lock.check()
             write_by_rename(self.folder / name, content)
 
     def _save(self) -> None:
         """Write the state in one file; a kill leaves this state or the one before."""
-        if not self.fabric.is_global_zero:
+        if self.lock is None:
             return
         tensors = network_tensors(self.network)
         if not all(bool(weights.isfinite().all()) for weights in tensors.values()):
@@ -387,6 +392,7 @@ class _Run:
         for i, state in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{i}.{key}": t for key, t in state.items() if t is not None}
         tensors |= {f"average.{i}": tensor for i, tensor in enumerate(self.average.tensors)}
+        self.lock.check()
         write_tensors(self.folder / LAST_FILE, tensors, {"position": asdict(self.position)}, STATE)
 
     def _load(self) -> None:
@@ -476,6 +482,25 @@ def learning_rate(config: TrainConfig, step: int, passed: float) -> float:
 
 def _optimiser(network: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """Make the optimiser of a network's weights."""
+@contextmanager
+def _open_folder(
+    recipe: Recipe, folder: Path, resume: bool, fabric: Fabric
+) -> Iterator[FolderLock | None]:
+    """Lock the run's folder in the first process; raise an error in all if it must not be used."""
+    with ExitStack() as stack:
+        lock, error = None, None
+        if fabric.is_global_zero:
+            try:
+                lock = stack.enter_context(lock_folder(folder))
+                _check_folder(recipe, folder, resume)
+            except (ValueError, OSError) as refused:
+                error = refused
+        error = fabric.broadcast(error)
+        if error is not None:
+            raise error
+        yield lock
+
+
     if config.optimiser == "adamw":
         return torch.optim.AdamW(
             network.parameters(), config.learning_rate, weight_decay=config.weight_decay
