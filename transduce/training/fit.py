@@ -39,7 +39,7 @@ from transduce.model.checkpoint import (
     save_model,
 )
 from transduce.model.tensors import read_tensors, write_tensors
-from transduce.settings import flat_settings, replace_settings
+from transduce.settings import RecipeError, flat_settings, replace_settings
 from transduce.training.corpus import Corpus, read_corpus
 from transduce.training.lock import FolderLock, lock_folder
 from transduce.training.pretraining import (
@@ -173,8 +173,10 @@ class _Run:
         """Train until the run is finished: epochs of steps, each with a validation."""
         if resume and (self.folder / LAST_FILE).is_file():
             self._load()
+            if not self._finished():
+                self._write_config()
         else:
-            self._write(CONFIG_FILE, recipe_toml(self.recipe).encode())
+            self._write_config()
             self._save()
         self.progress.say(self._size_report())
         while not self._finished():
@@ -203,7 +205,7 @@ class _Run:
             mine, share = list(ids[:1]), 0.0
         batch = next(self.batches.load([mine])).to(fabric.device)
         for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(config, self.position.step, self._passed(num_steps))
+            group["lr"] = self._learning_rate(self.position, num_steps)
         # All processes draw the same weight noise, and different masks and dropout.
         seed, step = config.seed, self.position.step
         self.generator.manual_seed(step_seed(seed, step, "noise"))
@@ -269,7 +271,8 @@ class _Run:
                 self.lock.check()
                 save_model(self._model(status), self.folder / MODEL_FILE)
         measured = asdict(status) | {"training_bits_per_label": training_bits}
-        measured |= {"learning_rate": self.optimiser.param_groups[0]["lr"], "seconds": seconds}
+        last_step = replace(at, batch=at.batch - 1, step=at.step - 1)
+        measured |= {"learning_rate": self._learning_rate(last_step, at.batch), "seconds": seconds}
         self.metrics += json.dumps(measured).encode() + b"\n"
         self._write(METRICS_FILE, self.metrics)
         for name, number in measured.items():
@@ -289,9 +292,10 @@ class _Run:
             at.epoch - at.best_epoch >= self.config.patience
         )
 
-    def _passed(self, num_steps: int) -> float:
-        """Return the share of max_epochs that is over."""
-        return (self.position.epoch + self.position.batch / num_steps) / self.config.max_epochs
+    def _learning_rate(self, at: _Position, num_steps: int) -> float:
+        """Return the learning rate of the step at a position in an epoch of `num_steps`."""
+        passed = (at.epoch + at.batch / num_steps) / self.config.max_epochs
+        return learning_rate(self.config, at.step, passed)
 
     def _model(self, status: TrainingStatus | None = None) -> TrainedModel:
         """Return the network with its signature and status."""
@@ -380,10 +384,15 @@ class _Run:
             self.lock.check()
             write_by_rename(self.folder / name, content)
 
+    def _write_config(self) -> None:
+        """Write the settings, which may have changed if the run is resumed."""
+        self._write(CONFIG_FILE, recipe_toml(self.recipe).encode())
+
     def _save(self) -> None:
         """Write the state in one file; a kill leaves this state or the one before."""
         if self.lock is None:
             return
+        self.lock.check()
         tensors = network_tensors(self.network)
         if not all(bool(weights.isfinite().all()) for weights in tensors.values()):
             raise NonFiniteLoss(
@@ -392,27 +401,50 @@ class _Run:
         for i, state in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{i}.{key}": t for key, t in state.items() if t is not None}
         tensors |= {f"average.{i}": tensor for i, tensor in enumerate(self.average.tensors)}
-        self.lock.check()
         write_tensors(self.folder / LAST_FILE, tensors, {"position": asdict(self.position)}, STATE)
 
     def _load(self) -> None:
         """Read the state, and cut the metrics to their size at that time."""
-        tensors, header = read_tensors(self.folder / LAST_FILE, STATE)
-        load_network_tensors(self.network, tensors)
+        path = self.folder / LAST_FILE
+        tensors, header = read_tensors(path, STATE)
+        again = "train again in another folder"
+        try:
+            self.position = replace_settings(_Position(), header["position"])
+        except (KeyError, AttributeError, RecipeError):
+            raise TrainingError(f"{path} has no position of the run; {again}") from None
+        shapes = self._state_shapes()
+        for name, shape in shapes.items():
+            if name not in tensors or tensors[name].shape != shape:
+                raise TrainingError(f"{path} has no tensor {name} of shape {list(shape)}; {again}")
+        load_network_tensors(self.network, {name: tensors[name] for name in shapes})
         state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
+        for name in shapes:
             if name.startswith("optimiser."):
                 _, i, key = name.split(".")
-                state.setdefault(int(i), {})[key] = tensor
+                state.setdefault(int(i), {})[key] = tensors[name]
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": state, "param_groups": groups})
         for number, average in enumerate(self.average.tensors):
             average.copy_(tensors[f"average.{number}"])
-        self.position = replace_settings(_Position(), header["position"])
         metrics = self.folder / METRICS_FILE
         written = metrics.read_bytes() if metrics.is_file() else b""
         self.metrics = written[: self.position.metrics_bytes]
         self._write(METRICS_FILE, self.metrics)
+
+    def _state_shapes(self) -> dict[str, torch.Size]:
+        """Return the shapes of the tensors of a state at the current position, by name."""
+        shapes = {name: weights.shape for name, weights in network_tensors(self.network).items()}
+        shapes |= {f"average.{i}": weights.shape for i, weights in enumerate(self.weights)}
+        if self.position.step == 0:  # the optimiser has no state yet
+            return shapes
+        for i, weights in enumerate(self.weights):
+            if self.config.optimiser == "adamw":
+                shapes[f"optimiser.{i}.step"] = torch.Size()
+                shapes[f"optimiser.{i}.exp_avg"] = weights.shape
+                shapes[f"optimiser.{i}.exp_avg_sq"] = weights.shape
+            elif self.config.momentum:
+                shapes[f"optimiser.{i}.momentum_buffer"] = weights.shape
+        return shapes
 
     def _tensorboard_writer(self) -> Any:
         """Return a writer of TensorBoard events; None if TensorBoard is not installed."""
@@ -450,6 +482,25 @@ def _check_precision(precision: str, device: torch.device) -> None:
         )
 
 
+@contextmanager
+def _open_folder(
+    recipe: Recipe, folder: Path, resume: bool, fabric: Fabric
+) -> Iterator[FolderLock | None]:
+    """Lock the run's folder in the first process; raise an error in all if it must not be used."""
+    with ExitStack() as stack:
+        lock, error = None, None
+        if fabric.is_global_zero:
+            try:
+                lock = stack.enter_context(lock_folder(folder))
+                _check_folder(recipe, folder, resume)
+            except (ValueError, OSError) as refused:
+                error = refused
+        error = fabric.broadcast(error)
+        if error is not None:
+            raise error
+        yield lock
+
+
 def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
     """Raise TrainingError if the folder holds a run that this one would change."""
     if not (folder / LAST_FILE).is_file():
@@ -482,25 +533,6 @@ def learning_rate(config: TrainConfig, step: int, passed: float) -> float:
 
 def _optimiser(network: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """Make the optimiser of a network's weights."""
-@contextmanager
-def _open_folder(
-    recipe: Recipe, folder: Path, resume: bool, fabric: Fabric
-) -> Iterator[FolderLock | None]:
-    """Lock the run's folder in the first process; raise an error in all if it must not be used."""
-    with ExitStack() as stack:
-        lock, error = None, None
-        if fabric.is_global_zero:
-            try:
-                lock = stack.enter_context(lock_folder(folder))
-                _check_folder(recipe, folder, resume)
-            except (ValueError, OSError) as refused:
-                error = refused
-        error = fabric.broadcast(error)
-        if error is not None:
-            raise error
-        yield lock
-
-
     if config.optimiser == "adamw":
         return torch.optim.AdamW(
             network.parameters(), config.learning_rate, weight_decay=config.weight_decay
