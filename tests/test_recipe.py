@@ -47,6 +47,11 @@ def test_an_unknown_setting_is_named_with_the_nearest_right_one(tmp_path, wrong,
         recipe_of(tmp_path, **{wrong.replace(".", "__"): "1"})
     with pytest.raises(RecipeError, match=f"recipe.toml: {said[1:]}"):
         recipe_of(tmp_path, f"{wrong} = 1")
+        ("seed", "train.seed"),
+        ("lr", "train.learning_rate"),
+        ("train.epochs", "train.max_epochs"),
+        ("batch_size", "train.max_sequences"),
+        ("layers", "network.num_layers"),
 
 
 @pytest.mark.parametrize(
@@ -54,7 +59,13 @@ def test_an_unknown_setting_is_named_with_the_nearest_right_one(tmp_path, wrong,
     [
         ("train.learning_rate", "fast", 'train.learning_rate must be a number, not "fast"'),
         ("train.learning_rate", "0", "train.learning_rate must be positive, not 0.0"),
-        ("train.learning_rate", "nan", "train.learning_rate must be positive, not nan"),
+        ("train.learning_rate", "nan", "train.learning_rate must be a finite number in float32"),
+        ("train.consistency", "inf", "train.consistency must be a finite number in float32"),
+        ("network.hidden_size", "1000000000", "network.hidden_size must be at most 1,000,000"),
+        ("network.num_layers", "1000000000", "network.num_layers must be at most 1,000,"),
+        ("train.devices", "1000000000", "train.devices must be at most 1,000,"),
+        ("data.features.window", "1e9", "data.features.window must be at most 10,"),
+        ("train.seed", "1" + 30 * "0", "train.seed must be below 2^63, not a number of 31 digits"),
         ("train.max_epochs", "1.5", 'train.max_epochs must be a whole number, not "1.5"'),
         ("train.max_epochs", "0", "train.max_epochs must be at least 1, not 0"),
         ("network.bidirectional", "maybe", "network.bidirectional must be true or false"),
@@ -89,6 +100,8 @@ def test_a_file_must_have_the_types_of_the_settings(tmp_path, line, said):
     assert said in str(error.value)
     assert "recipe.toml" in str(error.value)
 
+        (f"clip = {5000 * '['}{5000 * ']'}", "recipe.toml nests lists or tables too deeply"),
+        (f"clip = {'1' + 400 * '0'}", "train.clip must be below 2^63"),
 
 def test_overrides_are_converted_to_the_types_of_the_settings(tmp_path):
     recipe = recipe_of(
@@ -98,6 +111,16 @@ def test_overrides_are_converted_to_the_types_of_the_settings(tmp_path):
         train__clip="none",
         network__bidirectional="false",
         data__num_phones="48",
+NUMBERS = [name for name, value in flat_settings(Recipe()).items() if type(value) in (int, float)]
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "train.clip", "data.num_training", "train.save_every"])
+def test_no_number_may_be_infinite_or_beyond_those_of_pytorch(tmp_path, name):
+    for text in ("nan", "inf", "-inf", "1e300", "1" + 60 * "0"):
+        with pytest.raises(RecipeError, match=f"^{name} must be "):
+            recipe_of(tmp_path, **{name.replace(".", "__"): text})
+
+
         data__language="2012",
         data__target_notation__split="spaces",
         train__spec_augment__time_masks="2",

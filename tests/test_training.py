@@ -416,6 +416,41 @@ def test_consistency_doubles_the_sequences_of_the_reported_step(tmp_path):
     assert "the largest step has 16 of up to 6 frames and 6 labels" in file.getvalue()
 
 
+@pytest.mark.parametrize(
+    "network, said",
+    [
+        ({"hidden_size": 1000}, r"training \d+,\d+,\d+ weights takes .* lower network.hidden_size"),
+        (
+            {},
+            r"a step of 8 sequences of up to . frames .*; lower train.max_sequences 8 or train",
+        ),
+    ],
+)
+def test_more_memory_than_there_is_is_refused_before_it_is_taken(
+    tmp_path, monkeypatch, network, said
+):
+    sizes = {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": 2_000_000}
+    recipe = toy_recipe(tmp_path)
+    recipe = replace(recipe, network=replace(recipe.network, **network))
+    if not network:
+        monkeypatch.setattr(training, "predicted_bytes", lambda *_: 10_000_000)
+    monkeypatch.setattr(training.os, "sysconf", sizes.get)
+    with pytest.raises(TrainingError, match=said):
+        run(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(TrainingError, match="device is cuda, but PyTorch finds no CUDA GPU"):
+        run(toy_recipe(tmp_path, device="cuda"), tmp_path / "run")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(TrainingError, match="devices is 3, but there are 2 GPUs"):
+        run(toy_recipe(tmp_path, device="cuda", devices=3), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_ctc_leaves_out_sequences_that_it_cannot_align_and_reports_it(tmp_path):
     (tmp_path / "toy.tsv").write_text("".join(f"{'ab' * n}c\t{'XY' * n}\n" for n in range(1, 9)))
     with (tmp_path / "toy.tsv").open("a") as file:

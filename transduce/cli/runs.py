@@ -36,6 +36,8 @@ def runs_and_files(run: Path, paths: Sequence[Path]) -> tuple[list[Path], list[P
 
 def load_runs(runs: Sequence[Path], device: Device) -> Model:
     """Load a run, or a model that ships, onto a device; several are an ensemble."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device is cuda, but PyTorch finds no CUDA GPU here; use --device cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return load(*runs).to(device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +55,8 @@ from transduce.training.regularisation import MovingAverage, spec_augment, weigh
 
 LAST_FILE, METRICS_FILE = "last.safetensors", "metrics.jsonl"
 STATE = "the state of a run"
+# In training: the weight, its gradient, two moments, the average, and the copy without noise.
+BYTES_PER_WEIGHT = 24
 # Settings that may change when a run is resumed: its length and its devices.
 MAY_CHANGE = {"max_epochs", "patience", "save_every", "device", "devices", "machines"}
 
@@ -111,6 +114,7 @@ def fit(
             "train.consistency compares a network's outputs under two draws of dropout or masks, "
             "and there are none; set network.dropout, or train.consistency to 0"
         )
+    _check_devices(config)
     processes = config.devices * config.machines
     fabric = Fabric(
         accelerator=config.device,
@@ -171,6 +175,7 @@ class _Run:
 
     def train(self, resume: bool) -> None:
         """Train until the run is finished: epochs of steps, each with a validation."""
+        report = self._size_report()
         if resume and (self.folder / LAST_FILE).is_file():
             self._load()
             if not self._finished():
@@ -178,7 +183,7 @@ class _Run:
         else:
             self._write_config()
             self._save()
-        self.progress.say(self._size_report())
+        self.progress.say(report)
         while not self._finished():
             at = self.position
             order = self.batches.epoch(at.epoch)
@@ -303,7 +308,10 @@ class _Run:
         return TrainedModel(self.network, network, signature, status or TrainingStatus())
 
     def _size_report(self) -> str:
-        """Report the sizes of the run and the predicted memory of its largest step."""
+        """Report the sizes of the run and the predicted memory of its largest step.
+
+        Raise TrainingError if the device has less memory than the step takes.
+        """
         network, world = self.recipe.network, self.fabric.world_size
         sizes = NetworkSizes(
             num_labels=len(self.corpus.signature.targets),
@@ -313,13 +321,20 @@ class _Run:
         shared = [(self.copies * -(-B // world), T, U) for B, T, U in shapes]
         device = self.fabric.device.type
         largest = max(shared, key=lambda shape: predicted_bytes(shape, sizes, device))
-        megabytes = predicted_bytes(largest, sizes, device) / 2**20
+        needed = predicted_bytes(largest, sizes, device)
         B, T, U = largest
+        _check_memory(
+            needed,
+            self.fabric.device,
+            f"a step of {B} sequences of up to {T} frames and {U} labels",
+            f"train.max_sequences {self.config.max_sequences} or train.max_cells "
+            f"{self.config.max_cells}",
+        )
         weights = sum(weights.numel() for weights in self.network.parameters())
         return (
             f"{weights:,} weights; {len(self.batches.examples):,} training sequences; the largest "
             f"step has {B} of up to {T} frames and {U} labels, and will take about "
-            f"{megabytes:.1f} MB beside the weights"
+            f"{needed / 2**20:.1f} MB beside the weights"
         )
 
     def _alignable(self, examples: Sequence[Example]) -> list[Example]:
@@ -338,9 +353,20 @@ class _Run:
 
     def _initial_network(self) -> Transducer | CTC | NextLabelPredictor:
         """Build the network, and copy the pretrained parts that the recipe names into it."""
-        signature = self.corpus.signature
+        signature, config = self.corpus.signature, self.recipe.network
+        sizes = (signature.input_size, len(signature.targets))
+        with torch.device("meta"):  # without memory
+            count = sum(weights.numel() for weights in build_network(config, *sizes).parameters())
+        names = ("hidden_size", "prediction_size", "embedding_size")
+        widest = max(names, key=lambda name: int(getattr(config, name)))
+        _check_memory(
+            BYTES_PER_WEIGHT * count,
+            self.fabric.device,
+            f"training {count:,} weights",
+            f"network.{widest} {getattr(config, widest)}",
+        )
         torch.manual_seed(self.config.seed)
-        network = build_network(self.recipe.network, signature.input_size, len(signature.targets))
+        network = build_network(config, *sizes)
         with torch.no_grad():
             for weights in network.parameters():
                 weights.mul_(self.config.initial_range / INITIAL_RANGE)
@@ -470,6 +496,35 @@ class _Objective(nn.Module):
             return losses, losses
         losses, divergence = self.network.consistency_losses(batch)
         return losses, losses + self.consistency * divergence
+
+
+def _check_memory(needed: int, device: torch.device, what: str, settings: str) -> None:
+    """Raise TrainingError if `what` takes more memory than the device has."""
+    if device.type == "cuda":
+        available = torch.cuda.get_device_properties(device).total_memory
+    elif hasattr(os, "sysconf"):
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:  # Windows does not tell
+        return
+    if needed > available:
+        raise TrainingError(
+            f"{what} takes about {needed / 2**30:,.1f} GB of memory, and there are "
+            f"{available / 2**30:,.1f}; lower {settings}"
+        )
+
+
+def _check_devices(config: TrainConfig) -> None:
+    """Raise TrainingError if the recipe asks for more GPUs than there are."""
+    if config.device == "cuda":
+        there_are = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if there_are == 0:
+            raise TrainingError(
+                "train.device is cuda, but PyTorch finds no CUDA GPU here; set train.device to cpu"
+            )
+        if config.devices > there_are:
+            raise TrainingError(
+                f"train.devices is {config.devices}, but there are {there_are} GPUs; lower it"
+            )
 
 
 def _check_precision(precision: str, device: torch.device) -> None:

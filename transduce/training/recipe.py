@@ -11,9 +11,11 @@ from typing import Any, Literal
 
 from transduce.architectures import NetworkConfig
 from transduce.settings import (
+    OptionError,
     OptionText,
     RecipeError,
     check_at_least,
+    check_at_most,
     replace_settings,
     toml_sections,
 )
@@ -41,6 +43,7 @@ class SpecAugment:
     def __post_init__(self) -> None:
         counts = ("time_masks", "time_width", "frequency_masks", "frequency_width")
         check_at_least(self, 0, *counts)
+        check_at_most(self, 1000, "time_masks", "frequency_masks")
         if not 0 <= self.time_share <= 1:
             raise ValueError(f"time_share must be between 0 and 1, not {self.time_share}")
         for name in ("time_stretch", "frequency_stretch"):
@@ -91,6 +94,7 @@ class TrainConfig:
         check_at_least(self, 1, *counts, "save_every", "devices", "machines")
         amounts = ("momentum", "weight_decay", "warm_up", "weight_noise", "consistency")
         check_at_least(self, 0, *amounts)
+        check_at_most(self, 1000, "devices", "machines")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive, not {self.learning_rate}")
         if not 0 <= self.averaging < 1:
@@ -130,10 +134,15 @@ def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
         nested: dict[str, Any] = {last: OptionText(text)}
         for section in reversed(sections):
             nested = {section: nested}
-        recipe = replace_settings(recipe, nested, folder=Path.cwd())
+        try:
+            recipe = replace_settings(recipe, nested, folder=Path.cwd())
+        except RecipeError as error:
+            raise OptionError(str(error)) from None
     return recipe
 
 
 def recipe_toml(recipe: Recipe) -> str:
     """Write a recipe as TOML with all settings that are not None."""
     return "\n".join(toml_sections(recipe, "")).lstrip("\n") + "\n"
+    except RecursionError:
+        raise RecipeError(f"{path} nests lists or tables too deeply; correct it") from None
