@@ -309,12 +309,6 @@ def test_pronunciations_are_printed_before_the_input_ends(folder):
 
 REFUSALS = {
     "a model that there is not": (("phonemize", "ab", "--model", "nobody"), "'nobody'"),
-    "a misspelt setting": (
-        ("train", "transducer.toml", "--train.learning_rat", "1"),
-        "learning_rate",
-    ),
-    "a misspelt option": (("train", "transducer.toml", "--resum", "1"), "--resume"),
-    "a setting without a value": (("train", "transducer.toml", "--train.seed"), "needs a value"),
     "no such recipe": (("train", "nothing.toml"), "nothing.toml cannot be read"),
     "no such run": (("evaluate", "runs/nothing"), "runs/nothing"),
     "no such file": (("transcribe", "runs/transducer", "nothing.txt"), "nothing.txt cannot be"),
@@ -397,6 +391,53 @@ def test_a_full_disk_is_one_sentence(folder, monkeypatch):
     (sentence,) = done.stderr.splitlines()
     assert "full/ab.txt cannot be read or written (No space left on device);" in sentence
     assert list((folder / "full").iterdir()) == []
+
+
+MISUSES = {
+    "a misspelt setting": (("--train.learning_rat", "1"), "--train.learning_rate?"),
+    "a misspelt option": (("--resum", "1"), "--resume?"),
+    "another word": (("--epochs", "1"), "no option --epochs; did you mean --train.max_epochs?"),
+    "another word with =": (("--batch-size=2",), "did you mean --train.max_sequences?"),
+    "an option of other commands": (("--output", "here"), "did you mean --run?"),
+    "a flag": (("--gpu",), "no option --gpu; did you mean --train.device?"),
+    "a setting without a value": (("--train.seed",), "--train.seed needs a value"),
+    "a word": (("--train.max_epochs", "x"), 'must be a whole number, not "x"'),
+    "an infinite number": (("--train.consistency", "inf"), "train.consistency must be a finite"),
+}
+
+
+@pytest.mark.parametrize("command", ["train", "table"])
+@pytest.mark.parametrize("options, said", MISUSES.values(), ids=MISUSES)
+def test_a_wrong_option_is_one_sentence_and_exits_with_code_2(folder, command, options, said):
+    done = transduce(command, "transducer.toml", *options, folder=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("transduce: ") and said in sentence
+
+
+def test_a_gpu_that_is_not_there_is_one_sentence(folder, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for command in ("transcribe", "evaluate", "table"):
+        done = transduce(command, "runs/transducer", "--device", "cuda", folder=folder)
+        assert (done.returncode, done.stdout) == (1, "")
+        (sentence,) = done.stderr.splitlines()
+        assert "--device is cuda, but PyTorch finds no CUDA GPU here" in sentence
+
+
+def test_the_recipes_that_ship_are_listed_and_trained_by_name(tmp_path):
+    done = transduce("recipes", folder=tmp_path)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 11
+    assert "\npairs-transducer       Text to text, from lines of source TAB target" in done.stdout
+    (tmp_path / "pairs.tsv").write_text("a\tA\nb\tB\n")
+    small = ("--network.hidden_size", 5, "--network.prediction_size", 5, "--train.max_epochs", 1)
+    files = ("training", "validation", "test")
+    data = [token for name in files for token in (f"--data.{name}", "pairs.tsv")]
+    done = transduce("train", "pairs-transducer", *data, *small, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = transduce("table", "pairs-transducer", *data, *small, folder=tmp_path)
+    assert done.returncode == 0 and "transducer" in done.stdout, done.stderr
+    done = transduce("train", "pears-transducer", folder=tmp_path)
+    assert done.returncode == 1 and "paper-ctc, paper-prediction, paper-transducer" in done.stderr
 
 
 def test_an_error_exits_with_code_1(folder):

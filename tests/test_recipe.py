@@ -10,7 +10,15 @@ from transduce.audio.features import SPECTROGRAM
 from transduce.data.pairs import Notation
 from transduce.settings import RecipeError, flat_settings
 from transduce.training.corpus import DataConfig
-from transduce.training.recipe import Recipe, SpecAugment, TrainConfig, read_recipe, recipe_toml
+from transduce.training.recipe import (
+    Recipe,
+    SpecAugment,
+    TrainConfig,
+    read_recipe,
+    recipe_file,
+    recipe_toml,
+    shipped_recipes,
+)
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
 
@@ -39,6 +47,11 @@ def test_the_defaults_are_the_papers(tmp_path):
         ("train.spec_augment.time_mask", "train.spec_augment.time_masks"),
         ("train.seed.of", "train.seed"),
         ("optimizer", "train.optimiser"),
+        ("seed", "train.seed"),
+        ("lr", "train.learning_rate"),
+        ("train.epochs", "train.max_epochs"),
+        ("batch_size", "train.max_sequences"),
+        ("layers", "network.num_layers"),
     ],
 )
 def test_an_unknown_setting_is_named_with_the_nearest_right_one(tmp_path, wrong, right):
@@ -47,11 +60,6 @@ def test_an_unknown_setting_is_named_with_the_nearest_right_one(tmp_path, wrong,
         recipe_of(tmp_path, **{wrong.replace(".", "__"): "1"})
     with pytest.raises(RecipeError, match=f"recipe.toml: {said[1:]}"):
         recipe_of(tmp_path, f"{wrong} = 1")
-        ("seed", "train.seed"),
-        ("lr", "train.learning_rate"),
-        ("train.epochs", "train.max_epochs"),
-        ("batch_size", "train.max_sequences"),
-        ("layers", "network.num_layers"),
 
 
 @pytest.mark.parametrize(
@@ -92,6 +100,8 @@ def test_a_setting_has_a_type_and_a_range(tmp_path, name, text, said):
         ("max_epochs = 2.0", "train.max_epochs must be a whole number, not 2.0"),
         ("clip = [1]", "train.clip must be a number"),
         ("learning_rate = ", "is not TOML"),
+        (f"clip = {5000 * '['}{5000 * ']'}", "recipe.toml nests lists or tables too deeply"),
+        (f"clip = {'1' + 400 * '0'}", "train.clip must be below 2^63"),
     ],
 )
 def test_a_file_must_have_the_types_of_the_settings(tmp_path, line, said):
@@ -100,17 +110,7 @@ def test_a_file_must_have_the_types_of_the_settings(tmp_path, line, said):
     assert said in str(error.value)
     assert "recipe.toml" in str(error.value)
 
-        (f"clip = {5000 * '['}{5000 * ']'}", "recipe.toml nests lists or tables too deeply"),
-        (f"clip = {'1' + 400 * '0'}", "train.clip must be below 2^63"),
 
-def test_overrides_are_converted_to_the_types_of_the_settings(tmp_path):
-    recipe = recipe_of(
-        tmp_path,
-        "[train]\nclip = 3\nmax_epochs = 7",
-        train__learning_rate="1e-3",
-        train__clip="none",
-        network__bidirectional="false",
-        data__num_phones="48",
 NUMBERS = [name for name, value in flat_settings(Recipe()).items() if type(value) in (int, float)]
 
 
@@ -121,6 +121,14 @@ def test_no_number_may_be_infinite_or_beyond_those_of_pytorch(tmp_path, name):
             recipe_of(tmp_path, **{name.replace(".", "__"): text})
 
 
+def test_overrides_are_converted_to_the_types_of_the_settings(tmp_path):
+    recipe = recipe_of(
+        tmp_path,
+        "[train]\nclip = 3\nmax_epochs = 7",
+        train__learning_rate="1e-3",
+        train__clip="none",
+        network__bidirectional="false",
+        data__num_phones="48",
         data__language="2012",
         data__target_notation__split="spaces",
         train__spec_augment__time_masks="2",
@@ -172,11 +180,24 @@ def test_the_error_of_a_missing_recipe_is_one_sentence(tmp_path):
         read_recipe(tmp_path / "no.toml")
 
 
+def test_a_recipe_is_found_by_its_name_or_its_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert recipe_file(Path("pairs-transducer")) == RECIPES[0].parent / "pairs-transducer.toml"
+    assert recipe_file(Path("no.toml")) == Path("no.toml")
+    Path("paper-ctc").write_text("")  # a file of one's own comes before the name
+    assert recipe_file(Path("paper-ctc")) == Path("paper-ctc")
+    with pytest.raises(RecipeError, match=r"no recipe 'pairs'; give a .toml file, or one of cmu"):
+        recipe_file(Path("pairs"))
+    assert list(shipped_recipes().values()) == RECIPES
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_the_recipes_that_ship_are_valid(path):
     recipe = read_recipe(path)
     assert path.stem.endswith(recipe.network.network)
-    assert str(path.name) in path.read_text().splitlines()[1]  # the command that trains it
+    description, command = path.read_text().splitlines()[:2]
+    assert description.startswith("# ") and description.endswith(".")
+    assert command.startswith(f"# transduce train {path.stem}")
 
 
 def test_the_recipes_cover_the_paper_letters_speech_and_pairs():

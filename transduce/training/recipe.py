@@ -114,6 +114,26 @@ class Recipe:
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
+def shipped_recipes() -> dict[str, Path]:
+    """Return the files of the recipes that ship, by name."""
+    package = Path(__file__).parent.parent
+    # A wheel has them in the package, a checkout beside it.
+    folder = next(f for f in (package / "recipes", package.parent / "recipes") if f.is_dir())
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def recipe_file(recipe: Path) -> Path:
+    """Return the file of a recipe, which is a path or the name of a recipe that ships."""
+    if recipe.suffix == ".toml" or recipe.is_file():
+        return recipe
+    shipped = shipped_recipes()
+    if str(recipe) not in shipped:
+        raise RecipeError(
+            f"there is no recipe {str(recipe)!r}; give a .toml file, or one of {', '.join(shipped)}"
+        )
+    return shipped[str(recipe)]
+
+
 def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
     """Read a recipe from a TOML file, with `overrides` such as {"train.learning_rate": "1e-3"}.
 
@@ -125,6 +145,8 @@ def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
         raise RecipeError(f"{path} cannot be read ({error.strerror}); check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML ({error}); correct it") from None
+    except RecursionError:
+        raise RecipeError(f"{path} nests lists or tables too deeply; correct it") from None
     try:
         recipe = replace_settings(Recipe(), table, folder=path.absolute().parent)
     except RecipeError as error:
@@ -144,5 +166,3 @@ def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
 def recipe_toml(recipe: Recipe) -> str:
     """Write a recipe as TOML with all settings that are not None."""
     return "\n".join(toml_sections(recipe, "")).lstrip("\n") + "\n"
-    except RecursionError:
-        raise RecipeError(f"{path} nests lists or tables too deeply; correct it") from None
