@@ -90,6 +90,19 @@ def test_ctrl_c_has_the_exit_code_that_shells_expect(folder, monkeypatch):
     assert (done.returncode, done.stderr) == (130, "transduce: stopped\n")
 
 
+def test_ctrl_c_stops_training_with_nothing_but_a_word(folder, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    options = ("--run", "stopped", "--train.max_epochs", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr("transduce.training.fit._Run._step", interrupted)
+        done = transduce("train", "transducer.toml", *options, folder=folder)
+    assert (done.returncode, done.stderr) == (130, "transduce: stopped\n")
+    done = transduce("train", "transducer.toml", *options, "--resume", folder=folder)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments", [("transcribe", "runs/transducer"), ("phonemize", "--model", "runs/transducer")]
 )
@@ -438,6 +451,35 @@ def test_the_recipes_that_ship_are_listed_and_trained_by_name(tmp_path):
     assert done.returncode == 0 and "transducer" in done.stdout, done.stderr
     done = transduce("train", "pears-transducer", folder=tmp_path)
     assert done.returncode == 1 and "paper-ctc, paper-prediction, paper-transducer" in done.stderr
+
+
+def test_evaluation_of_the_wrong_field_names_the_fields(tmp_path):
+    save_model(sound_model(), tmp_path)
+    soundfile.write(tmp_path / "tone.wav", sound(0.3), RATE)
+    line = {"audio_filepath": "tone.wav", "duration": 0.3, "text": "hello", "phones": "A B"}
+    (tmp_path / "test.jsonl").write_text(json.dumps(line) + "\n")
+    done = transduce("evaluate", ".", "test.jsonl", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "transduce: test.jsonl, line 1: the model does not know 'hello', nor all symbols of "
+        "any other target; choose the field with --target: text, phones\n"
+    )
+    done = transduce("evaluate", ".", "test.jsonl", "--target", "phones", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    other = ("--target", "words", "--skip-bad")
+    done = transduce("evaluate", ".", "test.jsonl", *other, folder=tmp_path)
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("transduce: no pair can be read; the first error is: test.jsonl, ")
+    assert "no field 'words' for the target; choose one of text, phones with --" in sentence
+
+
+def test_evaluation_with_targets_that_the_model_does_not_know_names_one(folder):
+    (folder / "unknown.tsv").write_text("ab\tXX YY\nba\tYY\n")
+    done = transduce("evaluate", "runs/transducer", "unknown.tsv", folder=folder)
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert "unknown.tsv, line 1: the model does not know 'XX', nor all symbols of " in sentence
 
 
 def test_an_error_exits_with_code_1(folder):
