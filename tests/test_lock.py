@@ -127,6 +127,13 @@ class Interfering(Progress):
             self.interfere()
 
 
+def test_a_lock_that_is_deleted_ends_the_training(tmp_path):
+    folder = tmp_path / "run"
+    deleting = Interfering((folder / LOCK_FILE).unlink)
+    with pytest.raises(LockError, match=r"^.*run\.lock was deleted or moved during the training"):
+        fit(toy_recipe(tmp_path, max_epochs=2), folder, progress=deleting)
+
+
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_folder_that_disappears_ends_the_training_and_is_not_made_again(tmp_path, moved):
     folder, recipe = tmp_path / "run", toy_recipe(tmp_path, max_epochs=2)

@@ -541,7 +541,7 @@ def _check_precision(precision: str, device: torch.device) -> None:
 def _open_folder(
     recipe: Recipe, folder: Path, resume: bool, fabric: Fabric
 ) -> Iterator[FolderLock | None]:
-    """Lock the run's folder in the first process; raise an error in all if it must not be used."""
+    """Lock the run's folder in the first process; end all if the folder must not be used."""
     with ExitStack() as stack:
         lock, error = None, None
         if fabric.is_global_zero:
@@ -551,8 +551,8 @@ def _open_folder(
             except (ValueError, OSError) as refused:
                 error = refused
         error = fabric.broadcast(error)
-        if error is not None:
-            raise error
+        if error is not None:  # which the first process reports for all
+            raise error if fabric.is_global_zero else SystemExit(1)
         yield lock
 
 

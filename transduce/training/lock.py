@@ -29,11 +29,13 @@ class FolderLock:
         self.folder, self.descriptor = folder, descriptor
 
     def check(self) -> None:
-        """Raise LockError if the folder was deleted or moved since it was locked."""
-        if not _is_at(self.folder / LOCK_FILE, self.descriptor):
+        """Raise LockError if the folder, or the lock in it, was deleted or moved."""
+        path = self.folder / LOCK_FILE
+        if not _is_at(path, self.descriptor):
+            missing = path if self.folder.exists() else self.folder
             raise LockError(
-                f"{self.folder} was deleted or moved while the training wrote to it; train again, "
-                "or move the folder back and resume the run"
+                f"{missing} was deleted or moved during the training, which ends here; train "
+                "again, or, if the folder is elsewhere, resume the run there"
             )
 
 
