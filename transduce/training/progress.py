@@ -105,7 +105,7 @@ class Progress:
             self.note.start()
 
     def _show_note(self, what: str) -> None:
-        text = f"the first {what} compiles kernels for this machine: about a minute, once"
+        text = f"the first {what} may compile kernels for this machine: about a minute, once"
         if self.bar is not None:
             self.bar.update(self.task, description=text)
         else:
