@@ -90,6 +90,19 @@ def test_ctrl_c_has_the_exit_code_that_shells_expect(folder, monkeypatch):
     assert (done.returncode, done.stderr) == (130, "transduce: stopped\n")
 
 
+def test_ctrl_c_stops_training_with_nothing_but_a_word(folder, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    options = ("--run", "stopped", "--train.max_epochs", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr("transduce.training.fit._Run._step", interrupted)
+        done = transduce("train", "transducer.toml", *options, folder=folder)
+    assert (done.returncode, done.stderr) == (130, "transduce: stopped\n")
+    done = transduce("train", "transducer.toml", *options, "--resume", folder=folder)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments", [("transcribe", "runs/transducer"), ("phonemize", "--model", "runs/transducer")]
 )
@@ -309,12 +322,6 @@ def test_pronunciations_are_printed_before_the_input_ends(folder):
 
 REFUSALS = {
     "a model that there is not": (("phonemize", "ab", "--model", "nobody"), "'nobody'"),
-    "a misspelt setting": (
-        ("train", "transducer.toml", "--train.learning_rat", "1"),
-        "learning_rate",
-    ),
-    "a misspelt option": (("train", "transducer.toml", "--resum", "1"), "--resume"),
-    "a setting without a value": (("train", "transducer.toml", "--train.seed"), "needs a value"),
     "no such recipe": (("train", "nothing.toml"), "nothing.toml cannot be read"),
     "no such run": (("evaluate", "runs/nothing"), "runs/nothing"),
     "no such file": (("transcribe", "runs/transducer", "nothing.txt"), "nothing.txt cannot be"),
@@ -397,6 +404,82 @@ def test_a_full_disk_is_one_sentence(folder, monkeypatch):
     (sentence,) = done.stderr.splitlines()
     assert "full/ab.txt cannot be read or written (No space left on device);" in sentence
     assert list((folder / "full").iterdir()) == []
+
+
+MISUSES = {
+    "a misspelt setting": (("--train.learning_rat", "1"), "--train.learning_rate?"),
+    "a misspelt option": (("--resum", "1"), "--resume?"),
+    "another word": (("--epochs", "1"), "no option --epochs; did you mean --train.max_epochs?"),
+    "another word with =": (("--batch-size=2",), "did you mean --train.max_sequences?"),
+    "an option of other commands": (("--output", "here"), "did you mean --run?"),
+    "a flag": (("--gpu",), "no option --gpu; did you mean --train.device?"),
+    "a setting without a value": (("--train.seed",), "--train.seed needs a value"),
+    "a word": (("--train.max_epochs", "x"), 'must be a whole number, not "x"'),
+    "an infinite number": (("--train.consistency", "inf"), "train.consistency must be a finite"),
+}
+
+
+@pytest.mark.parametrize("command", ["train", "table"])
+@pytest.mark.parametrize("options, said", MISUSES.values(), ids=MISUSES)
+def test_a_wrong_option_is_one_sentence_and_exits_with_code_2(folder, command, options, said):
+    done = transduce(command, "transducer.toml", *options, folder=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("transduce: ") and said in sentence
+
+
+def test_a_gpu_that_is_not_there_is_one_sentence(folder, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for command in ("transcribe", "evaluate", "table"):
+        done = transduce(command, "runs/transducer", "--device", "cuda", folder=folder)
+        assert (done.returncode, done.stdout) == (1, "")
+        (sentence,) = done.stderr.splitlines()
+        assert "--device is cuda, but PyTorch finds no CUDA GPU here" in sentence
+
+
+def test_the_recipes_that_ship_are_listed_and_trained_by_name(tmp_path):
+    done = transduce("recipes", folder=tmp_path)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 11
+    assert "\npairs-transducer       Text to text, from lines of source TAB target" in done.stdout
+    (tmp_path / "pairs.tsv").write_text("a\tA\nb\tB\n")
+    small = ("--network.hidden_size", 5, "--network.prediction_size", 5, "--train.max_epochs", 1)
+    files = ("training", "validation", "test")
+    data = [token for name in files for token in (f"--data.{name}", "pairs.tsv")]
+    done = transduce("train", "pairs-transducer", *data, *small, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = transduce("table", "pairs-transducer", *data, *small, folder=tmp_path)
+    assert done.returncode == 0 and "transducer" in done.stdout, done.stderr
+    done = transduce("train", "pears-transducer", folder=tmp_path)
+    assert done.returncode == 1 and "paper-ctc, paper-prediction, paper-transducer" in done.stderr
+
+
+def test_evaluation_of_the_wrong_field_names_the_fields(tmp_path):
+    save_model(sound_model(), tmp_path)
+    soundfile.write(tmp_path / "tone.wav", sound(0.3), RATE)
+    line = {"audio_filepath": "tone.wav", "duration": 0.3, "text": "hello", "phones": "A B"}
+    (tmp_path / "test.jsonl").write_text(json.dumps(line) + "\n")
+    done = transduce("evaluate", ".", "test.jsonl", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "transduce: test.jsonl, line 1: the model does not know 'hello', nor all symbols of "
+        "any other target; choose the field with --target: text, phones\n"
+    )
+    done = transduce("evaluate", ".", "test.jsonl", "--target", "phones", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    other = ("--target", "words", "--skip-bad")
+    done = transduce("evaluate", ".", "test.jsonl", *other, folder=tmp_path)
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("transduce: no pair can be read; the first error is: test.jsonl, ")
+    assert "no field 'words' for the target; choose one of text, phones with --" in sentence
+
+
+def test_evaluation_with_targets_that_the_model_does_not_know_names_one(folder):
+    (folder / "unknown.tsv").write_text("ab\tXX YY\nba\tYY\n")
+    done = transduce("evaluate", "runs/transducer", "unknown.tsv", folder=folder)
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert "unknown.tsv, line 1: the model does not know 'XX', nor all symbols of " in sentence
 
 
 def test_an_error_exits_with_code_1(folder):

@@ -43,6 +43,15 @@ def test_frames_are_normalised_by_the_training_set(tmp_path):
         corpus.signature.example(torch.zeros(1600))
 
 
+def test_a_training_set_without_the_target_names_its_fields_even_if_bad_lines_are_skipped(tmp_path):
+    files = {"training": write_manifest(tmp_path, "train", 2), "num_validation": 1}
+    fields = r"train.jsonl, line 1: there is no field 'text' for the target; choose one of phones"
+    with pytest.raises(DataError, match=f"{fields} with --data.target"):
+        read_corpus(DataConfig(**files))
+    with pytest.raises(DataError, match=f"no pair can be read; the first error is: .*{fields}"):
+        read_corpus(DataConfig(**files, skip_bad=True))
+
+
 def test_a_prediction_network_needs_no_frames(tmp_path):
     training = write_manifest(tmp_path, "train", 5)
     data = DataConfig(training=training, num_validation=2, target="phones", target_notation=SPACES)

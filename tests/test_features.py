@@ -207,7 +207,11 @@ def broken_files(folder):
     (folder / "text.wav").write_text("this is no sound")
     (folder / "text.mp3").write_text("this is no sound")
     return [
-        (pair_of(folder / "rate.wav"), "has 8000 samples a second where 16000 are wanted; convert"),
+        (
+            pair_of(folder / "rate.wav"),
+            "has 8000 samples a second where 16000 are wanted; train with "
+            "--data.features.sample_rate 8000, or convert it with `sox rate.wav -r 16000",
+        ),
         (pair_of(folder / "stereo.wav"), "has 2 channels; mix them"),
         (pair_of(folder / "short.wav"), "has 19 ms of sound where a window takes 25; leave"),
         (pair_of(folder / "cut.wav", duration=1.0), "ends after 0.50 of its 1.00 seconds; copy"),

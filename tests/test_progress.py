@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from transduce.training import progress as module
@@ -40,6 +41,34 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch):
     assert "\x1b" in text and "━" in text
     assert "3.000 bits per label" in text
     assert "2.500 in validation" in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_slow_first_step_and_validation_say_that_kernels_are_compiled(monkeypatch, terminal):
+    monkeypatch.setattr(module, "SECONDS_BEFORE_NOTE", 0.01)
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=150)
+    with Progress(console) as progress:
+        for epoch in (1, 2):
+            progress.start_epoch(epoch, 1, 0)
+            wait_for_note(progress)
+            progress.step(8, 3.25)
+            wait_for_note(progress)
+            progress.end_epoch(3.0, 1.0, 2.5)
+    for what in ("step", "validation"):
+        said = f"the first {what} may compile kernels for this machine: about a minute, once"
+        assert said in file.getvalue()
+        assert terminal or file.getvalue().count(said) == 1
+
+
+def wait_for_note(progress):
+    progress.note.join()
+    if progress.bar is not None:
+        progress.bar.refresh()
+
+
+def test_a_quick_first_step_says_nothing_of_kernels(monkeypatch):
+    assert "kernels" not in shown(False, monkeypatch)
 
 
 def test_a_quiet_console_shows_nothing():

@@ -1,9 +1,11 @@
 """The promises of the README and the architecture page about the whole package."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -40,7 +42,7 @@ ORDER = [
     *("model.signature", "model.tensors", "model.checkpoint", "model.transcripts", "model.inputs"),
     *("model.model", "model.evaluate", "model", "tables"),
     *("training.corpus", "training.recipe", "training.pretraining", "training.regularisation"),
-    *("training.progress", "training.fit", "training"),
+    *("training.progress", "training.lock", "training.fit", "training"),
     *("analysis.lattice", "analysis.sensitivity", "analysis.figures", "analysis"),
     "demo",
     *("web.sounds", "web.wire", "web.explorer", "web.server", "web"),
@@ -180,6 +182,32 @@ def test_a_misspelt_option_exits_with_an_error_that_names_the_right_one():
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode != 0
     assert "--seed" in done.stdout + done.stderr
+
+
+def test_the_wheel_has_the_recipes_and_trains_them_by_name(tmp_path):
+    build = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], check=True, cwd=ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    code = """
+import transduce, sys
+from transduce.cli import app
+assert "installed" in transduce.__file__
+try:
+    app(["recipes"])
+except SystemExit:
+    pass
+app(["train", "pairs-transducer"])
+"""
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    listed = [line.split()[0] for line in done.stdout.splitlines()]
+    assert listed == sorted(path.stem for path in (ROOT / "recipes").glob("*.toml"))
+    # The recipe was read: it lacks only its data.
+    assert done.stderr == "transduce: data.training is not set; tsv needs it\n"
 
 
 def test_links_point_to_existing_files():

@@ -10,7 +10,15 @@ from transduce.audio.features import SPECTROGRAM
 from transduce.data.pairs import Notation
 from transduce.settings import RecipeError, flat_settings
 from transduce.training.corpus import DataConfig
-from transduce.training.recipe import Recipe, SpecAugment, TrainConfig, read_recipe, recipe_toml
+from transduce.training.recipe import (
+    Recipe,
+    SpecAugment,
+    TrainConfig,
+    read_recipe,
+    recipe_file,
+    recipe_toml,
+    shipped_recipes,
+)
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
 
@@ -39,6 +47,11 @@ def test_the_defaults_are_the_papers(tmp_path):
         ("train.spec_augment.time_mask", "train.spec_augment.time_masks"),
         ("train.seed.of", "train.seed"),
         ("optimizer", "train.optimiser"),
+        ("seed", "train.seed"),
+        ("lr", "train.learning_rate"),
+        ("train.epochs", "train.max_epochs"),
+        ("batch_size", "train.max_sequences"),
+        ("layers", "network.num_layers"),
     ],
 )
 def test_an_unknown_setting_is_named_with_the_nearest_right_one(tmp_path, wrong, right):
@@ -54,7 +67,13 @@ def test_an_unknown_setting_is_named_with_the_nearest_right_one(tmp_path, wrong,
     [
         ("train.learning_rate", "fast", 'train.learning_rate must be a number, not "fast"'),
         ("train.learning_rate", "0", "train.learning_rate must be positive, not 0.0"),
-        ("train.learning_rate", "nan", "train.learning_rate must be positive, not nan"),
+        ("train.learning_rate", "nan", "train.learning_rate must be a finite number in float32"),
+        ("train.consistency", "inf", "train.consistency must be a finite number in float32"),
+        ("network.hidden_size", "1000000000", "network.hidden_size must be at most 1,000,000"),
+        ("network.num_layers", "1000000000", "network.num_layers must be at most 1,000,"),
+        ("train.devices", "1000000000", "train.devices must be at most 1,000,"),
+        ("data.features.window", "1e9", "data.features.window must be at most 10,"),
+        ("train.seed", "1" + 30 * "0", "train.seed must be below 2^63, not a number of 31 digits"),
         ("train.max_epochs", "1.5", 'train.max_epochs must be a whole number, not "1.5"'),
         ("train.max_epochs", "0", "train.max_epochs must be at least 1, not 0"),
         ("network.bidirectional", "maybe", "network.bidirectional must be true or false"),
@@ -81,6 +100,8 @@ def test_a_setting_has_a_type_and_a_range(tmp_path, name, text, said):
         ("max_epochs = 2.0", "train.max_epochs must be a whole number, not 2.0"),
         ("clip = [1]", "train.clip must be a number"),
         ("learning_rate = ", "is not TOML"),
+        (f"clip = {5000 * '['}{5000 * ']'}", "recipe.toml nests lists or tables too deeply"),
+        (f"clip = {'1' + 400 * '0'}", "train.clip must be below 2^63"),
     ],
 )
 def test_a_file_must_have_the_types_of_the_settings(tmp_path, line, said):
@@ -88,6 +109,16 @@ def test_a_file_must_have_the_types_of_the_settings(tmp_path, line, said):
         recipe_of(tmp_path, f"[train]\n{line}")
     assert said in str(error.value)
     assert "recipe.toml" in str(error.value)
+
+
+NUMBERS = [name for name, value in flat_settings(Recipe()).items() if type(value) in (int, float)]
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "train.clip", "data.num_training", "train.save_every"])
+def test_no_number_may_be_infinite_or_beyond_those_of_pytorch(tmp_path, name):
+    for text in ("nan", "inf", "-inf", "1e300", "1" + 60 * "0"):
+        with pytest.raises(RecipeError, match=f"^{name} must be "):
+            recipe_of(tmp_path, **{name.replace(".", "__"): text})
 
 
 def test_overrides_are_converted_to_the_types_of_the_settings(tmp_path):
@@ -149,11 +180,24 @@ def test_the_error_of_a_missing_recipe_is_one_sentence(tmp_path):
         read_recipe(tmp_path / "no.toml")
 
 
+def test_a_recipe_is_found_by_its_name_or_its_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert recipe_file(Path("pairs-transducer")) == RECIPES[0].parent / "pairs-transducer.toml"
+    assert recipe_file(Path("no.toml")) == Path("no.toml")
+    Path("paper-ctc").write_text("")  # a file of one's own comes before the name
+    assert recipe_file(Path("paper-ctc")) == Path("paper-ctc")
+    with pytest.raises(RecipeError, match=r"no recipe 'pairs'; give a .toml file, or one of cmu"):
+        recipe_file(Path("pairs"))
+    assert list(shipped_recipes().values()) == RECIPES
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_the_recipes_that_ship_are_valid(path):
     recipe = read_recipe(path)
     assert path.stem.endswith(recipe.network.network)
-    assert str(path.name) in path.read_text().splitlines()[1]  # the command that trains it
+    description, command = path.read_text().splitlines()[:2]
+    assert description.startswith("# ") and description.endswith(".")
+    assert command.startswith(f"# transduce train {path.stem}")
 
 
 def test_the_recipes_cover_the_paper_letters_speech_and_pairs():

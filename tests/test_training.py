@@ -222,6 +222,63 @@ def test_a_killed_run_resumes_to_the_result_of_one_that_was_not_stopped(tmp_path
     assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
 
 
+class Stop(Exception):
+    """Stands for a kill in a test's own process."""
+
+
+def test_metrics_have_the_scheduled_learning_rate_when_the_epochs_end_is_resumed(
+    tmp_path, monkeypatch
+):
+    """The epoch's last step is saved, and the run stops before the epoch's metrics are."""
+    recipe = toy_recipe(tmp_path, save_every=13, warm_up=20, decay="cosine")
+    run(recipe, tmp_path / "whole")
+
+    def stop(run):
+        raise Stop
+
+    with monkeypatch.context() as patched, pytest.raises(Stop):
+        patched.setattr(training._Run, "_validation_results", stop)
+        run(recipe, tmp_path / "run")
+    run(recipe, tmp_path / "run", resume=True)
+    assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
+
+
+def test_the_config_of_a_resumed_run_has_the_settings_that_it_ran_with(tmp_path):
+    config = tmp_path / "run" / "config.toml"
+    short, longer, shorter = (toy_recipe(tmp_path, max_epochs=n) for n in (2, 3, 1))
+    run(short, tmp_path / "run")
+    run(longer, tmp_path / "run", resume=True)
+    assert read_recipe(config) == longer
+    run(shorter, tmp_path / "run", resume=True)  # which has nothing left to do
+    assert read_recipe(config) == longer
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
+def test_a_state_without_one_of_its_tensors_is_refused(tmp_path, optimiser):
+    recipe = toy_recipe(tmp_path, optimiser=optimiser, max_epochs=1)
+    run(recipe, tmp_path / "run")
+    last = tmp_path / "run" / "last.safetensors"
+    tensors, header = training.read_tensors(last, training.STATE)
+    longer = replace(recipe, train=replace(recipe.train, max_epochs=2))
+
+    def refused(tensors, header, said):
+        training.write_tensors(last, tensors, header, training.STATE)
+        before = [path.read_bytes() for path in sorted((tmp_path / "run").iterdir())]
+        with pytest.raises(TrainingError) as error:
+            run(longer, tmp_path / "run", resume=True)
+        assert str(error.value).startswith(f"{last} {said}") and "\n" not in str(error.value)
+        assert before == [path.read_bytes() for path in sorted((tmp_path / "run").iterdir())]
+
+    one_of_each = {name.split(".")[0] + name.rpartition(".")[2]: name for name in tensors}
+    assert any(name.startswith("optimiser.") for name in one_of_each.values())
+    for name in one_of_each.values():
+        rest = {other: tensor for other, tensor in tensors.items() if other != name}
+        refused(rest, header, f"has no tensor {name} of shape ")
+        refused(rest | {name: torch.ones(3, 1, 2)}, header, f"has no tensor {name} of shape ")
+    refused(tensors, {}, "has no position")
+    refused(tensors, {"position": {"epoch": "one"}}, "has no position")
+
+
 def test_the_momentum_of_sgd_is_resumed(tmp_path):
     settings = {"optimiser": "sgd", "learning_rate": 0.01}
     run(toy_recipe(tmp_path, max_epochs=1, **settings), tmp_path / "a")
@@ -357,6 +414,41 @@ def test_consistency_doubles_the_sequences_of_the_reported_step(tmp_path):
     recipe = replace(recipe, network=replace(recipe.network, dropout=0.1))
     fit(recipe, tmp_path / "run", progress=Progress(Console(file=file)))
     assert "the largest step has 16 of up to 6 frames and 6 labels" in file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "network, said",
+    [
+        ({"hidden_size": 1000}, r"training \d+,\d+,\d+ weights takes .* lower network.hidden_size"),
+        (
+            {},
+            r"a step of 8 sequences of up to . frames .*; lower train.max_sequences 8 or train",
+        ),
+    ],
+)
+def test_more_memory_than_there_is_is_refused_before_it_is_taken(
+    tmp_path, monkeypatch, network, said
+):
+    sizes = {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": 2_000_000}
+    recipe = toy_recipe(tmp_path)
+    recipe = replace(recipe, network=replace(recipe.network, **network))
+    if not network:
+        monkeypatch.setattr(training, "predicted_bytes", lambda *_: 10_000_000)
+    monkeypatch.setattr(training.os, "sysconf", sizes.get)
+    with pytest.raises(TrainingError, match=said):
+        run(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(TrainingError, match="device is cuda, but PyTorch finds no CUDA GPU"):
+        run(toy_recipe(tmp_path, device="cuda"), tmp_path / "run")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(TrainingError, match="devices is 3, but there are 2 GPUs"):
+        run(toy_recipe(tmp_path, device="cuda", devices=3), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_ctc_leaves_out_sequences_that_it_cannot_align_and_reports_it(tmp_path):

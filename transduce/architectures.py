@@ -23,7 +23,7 @@ from transduce.kernels.backends import Backend
 from transduce.lattice.consistency import lattice_symmetric_kl, symmetric_kl
 from transduce.lattice.loss import transducer_loss
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
-from transduce.settings import check_at_least
+from transduce.settings import check_at_least, check_at_most
 
 Hypotheses = tuple[Hypothesis, ...]  # of one input, best first
 
@@ -281,6 +281,8 @@ class NetworkConfig:
         sizes = ("hidden_size", "num_layers", "pooling", "prediction_size", "prediction_layers")
         check_at_least(self, 1, *sizes)
         check_at_least(self, 0, "embedding_size")
+        check_at_most(self, 1_000_000, "hidden_size", "prediction_size", "embedding_size")
+        check_at_most(self, 1000, "num_layers", "prediction_layers", "pooling")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
         if self.backwards and self.network != "transducer":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from transduce.model.model import Model
 from transduce.tables import results_table
 from transduce.training.corpus import read_splits
 from transduce.training.fit import fit
-from transduce.training.recipe import read_recipe
+from transduce.training.recipe import read_recipe, shipped_recipes
 
 NETWORKS = ("prediction", "ctc", "transducer")
 NUM_SHOWN = 10  # words
@@ -29,7 +32,8 @@ def run(folder: Path, seed: int, figure: Path | None = None) -> None:
     start = time.perf_counter()
     rows = []
     for network in NETWORKS:
-        recipe = read_recipe(recipe_file(f"letters-{network}"), {"train.seed": str(seed)})
+        path = shipped_recipes()[f"letters-{network}"]
+        recipe = read_recipe(path, {"train.seed": str(seed)})
         console.rule(f"{network} network")
         fit(recipe, folder / network, resume=True, validate=validation_error)
         test = merge_by_source(read_splits(recipe.data).test)
@@ -45,15 +49,19 @@ def run(folder: Path, seed: int, figure: Path | None = None) -> None:
         console.print(f"The output lattice of {longest.name!r} is in {figure}")
     console.print(
         f"The runs are in {folder}/ ({time.perf_counter() - start:.0f} s in all). Try:\n"
-        f"  echo transducer | transduce transcribe {folder / 'transducer'} --n-best 3"
+        f"  echo transducer | {_this_command()} transcribe {folder / 'transducer'} --n-best 3",
+        soft_wrap=True,
     )
 
 
-def recipe_file(name: str) -> Path:
-    """Return the path of a recipe, in the package or beside it in a checkout."""
-    package = Path(__file__).parent
-    installed = package / "recipes" / f"{name}.toml"
-    return installed if installed.exists() else package.parent / "recipes" / f"{name}.toml"
+def _this_command() -> str:
+    """Return how to run `transduce` again: its name if a shell finds it, or its path."""
+    program = Path(sys.argv[0])
+    if program.stem != "transduce":  # another program called us
+        program = Path(sys.executable).with_name("transduce")
+    found = shutil.which("transduce")
+    by_name = found is not None and program.exists() and Path(found).samefile(program)
+    return "transduce" if by_name else shlex.quote(str(program))
 
 
 def pronunciations(model: TrainedModel, pairs: list[Pair]) -> Table:

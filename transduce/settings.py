@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
@@ -13,8 +13,52 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 Settings = TypeVar("Settings")
 
 
+# What people call a setting, and the last part of its name here, or the name of an option.
+SYNONYMS = {
+    "amp": "precision",
+    "batch": "max_sequences",
+    "batch_size": "max_sequences",
+    "checkpoint": "resume",
+    "continue": "resume",
+    "cuda": "device",
+    "data": "training",
+    "dev": "validation",
+    "dim": "hidden_size",
+    "early_stopping": "patience",
+    "ema": "averaging",
+    "epochs": "max_epochs",
+    "fp16": "precision",
+    "gpu": "device",
+    "gpus": "devices",
+    "grad_clip": "clip",
+    "layers": "num_layers",
+    "lr": "learning_rate",
+    "model": "network",
+    "nodes": "machines",
+    "num_epochs": "max_epochs",
+    "num_gpus": "devices",
+    "optim": "optimiser",
+    "out": "run",
+    "output": "run",
+    "output_dir": "run",
+    "random_seed": "seed",
+    "restart": "resume",
+    "save_dir": "run",
+    "sr": "sample_rate",
+    "train": "training",
+    "units": "hidden_size",
+    "valid": "validation",
+    "wd": "weight_decay",
+}
+LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3e38  # PyTorch's int64 and float32
+
+
 class RecipeError(ValueError):
     """An error in a recipe: a sentence that names the setting and its allowed values."""
+
+
+class OptionError(RecipeError):
+    """The same in an option of the command line."""
 
 
 def setting_names(settings: object) -> list[str]:
@@ -60,12 +104,23 @@ class _Context:
 
     def unknown(self, name: str) -> RecipeError:
         """Return the error for a name that is no setting, with the nearest name that is."""
-        names = setting_names(self.root)
-        last = name.rpartition(".")[2]
-        # Prefer the same name in another section to a similar name.
-        same = [known for known in names if known.rpartition(".")[2] == last]
-        nearest = same or difflib.get_close_matches(name, names, n=1, cutoff=0.0)
-        return RecipeError(f"there is no setting {name}; did you mean {nearest[0]}?")
+        nearest = nearest_name(name, setting_names(self.root))
+        return RecipeError(f"there is no setting {name}; did you mean {nearest}?")
+
+
+def nearest_name(name: str, names: Sequence[str]) -> str:
+    """Return the name that a wrong one most probably means.
+
+    Prefer the same last part in another section, then a synonym, then a similar last part.
+    """
+    by_last_part = {known.rpartition(".")[2]: known for known in names}
+    last = name.rpartition(".")[2]
+    for meant in (last, SYNONYMS.get(last, "")):
+        if meant in by_last_part:
+            return by_last_part[meant]
+    if near := difflib.get_close_matches(last, by_last_part, n=1, cutoff=0.7):
+        return by_last_part[near[0]]
+    return difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
 
 
 def _replace(
@@ -107,11 +162,15 @@ def _convert(kind: Any, value: Any, name: str, folder: Path) -> Any:
         return folder / Path(value).expanduser()
     if isinstance(value, OptionText):
         value = _parse(kind, value)
+    if kind in (int, float) and type(value) is int and abs(value) > LARGEST_INT:
+        raise RecipeError(f"{name} must be below 2^63, not a number of {len(str(value))} digits")
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
         what = {int: "a whole number", float: "a number", bool: "true or false"}
         raise RecipeError(f"{name} must be {what.get(kind, 'text')}, not {_quote(value)}")
+    if kind is float and not abs(value) <= LARGEST_FLOAT:  # also NaN
+        raise RecipeError(f"{name} must be a finite number in float32, not {value}")
     return value
 
 
@@ -139,6 +198,14 @@ def check_at_least(settings: object, least: int, *names: str) -> None:
         value = getattr(settings, name)
         if value is not None and not value >= least:
             raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def check_at_most(settings: object, most: int, *names: str) -> None:
+    """Raise a ValueError if a named setting is more than `most`; None passes."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not value <= most:
+            raise ValueError(f"{name} must be at most {most:,}, not {value}")
 
 
 # --- Writing ------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.data.pairs import DataError
+from transduce.settings import check_at_most
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ class FeatureSettings:
                     f"{name} must be at least a sample, 1 / {self.sample_rate} seconds, "
                     f"not {getattr(self, name)}"
                 )
+        check_at_most(self, 1_000_000, "sample_rate")
+        check_at_most(self, 10, "window", "shift", "num_deltas")
+        check_at_most(self, 1000, "num_channels", "delta_reach")
         if self.num_deltas < 0:
             raise ValueError(f"num_deltas must be at least 0, not {self.num_deltas}")
 

@@ -71,8 +71,9 @@ def read_wave(
         rate = sound.samplerate
         if rate != sample_rate and not convert:
             raise origin.error(
-                f"{path} has {rate} samples a second where {sample_rate} are "
-                f"wanted; convert it with `sox {path.name} -r {sample_rate} new.wav`"
+                f"{path} has {rate} samples a second where {sample_rate} are wanted; train with "
+                f"--data.features.sample_rate {rate}, or convert it with "
+                f"`sox {path.name} -r {sample_rate} new.wav`"
             )
         if sound.channels != 1 and not convert:
             raise origin.error(

@@ -8,7 +8,7 @@ import transduce
 from transduce.cli.evaluate import evaluate
 from transduce.cli.explore import explore
 from transduce.cli.plot import plot
-from transduce.cli.train import demo, table, train
+from transduce.cli.train import demo, recipes, table, train
 from transduce.cli.transcribe import phonemize, recognize, transcribe
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "main",
     "phonemize",
     "plot",
+    "recipes",
     "recognize",
     "table",
     "train",
@@ -33,7 +34,7 @@ app = cyclopts.App(
 # --help lists the commands in this order, which is also that of the README.
 COMMANDS: list[Callable[..., None]] = [
     *(demo, phonemize, recognize),
-    *(train, evaluate, transcribe, table),
+    *(recipes, train, evaluate, transcribe, table),
     *(plot, explore),
 ]
 for place, command in enumerate(COMMANDS):

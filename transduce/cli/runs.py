@@ -10,8 +10,8 @@ from typing import Literal
 
 import torch
 
-from transduce.data.manifest import read_manifest, read_targets, read_tsv
-from transduce.data.pairs import DataError, Pair
+from transduce.data.manifest import read_manifest, read_targets, read_tsv, target_fields
+from transduce.data.pairs import DataError, Pair, check_some_left
 from transduce.model.checkpoint import CONFIG_FILE, MODEL_FILE
 from transduce.model.model import Model, load, model_path
 from transduce.model.signature import Signature
@@ -36,6 +36,8 @@ def runs_and_files(run: Path, paths: Sequence[Path]) -> tuple[list[Path], list[P
 
 def load_runs(runs: Sequence[Path], device: Device) -> Model:
     """Load a run, or a model that ships, onto a device; several are an ensemble."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device is cuda, but PyTorch finds no CUDA GPU here; use --device cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return load(*runs).to(device)
@@ -54,7 +56,10 @@ def test_pairs(
             raise ValueError(
                 f"{data} must be a manifest (.jsonl), because {runs[0]} takes sound or frames"
             )
-        return read_pairs(data, model.signature, target, skipped)
+        pairs = read_pairs(data, model.signature, target, skipped)
+        check_some_left(pairs, skipped)
+        _check_targets(pairs, data, model.signature)
+        return pairs
     found = [_data_of(run) for run in runs]
     first = found[0]
     for run, data_of_run in zip(runs, found, strict=True):
@@ -64,10 +69,24 @@ def test_pairs(
         if replace(data_of_run, cache=first.cache) != first:
             raise ValueError(f"{run} has another [data] than {runs[0]}; give a file to evaluate on")
     assert first is not None
-    pairs = read_splits(first, skipped).test
-    if not pairs:
+    test = read_splits(first, skipped).test
+    if not test:
         raise ValueError(f"the recipe of {runs[0]} names no test set; give a file to evaluate on")
-    return pairs
+    return test
+
+
+def _check_targets(pairs: Sequence[Pair], file: Path, signature: Signature) -> None:
+    """Raise a DataError if no pair has a target of symbols that the model knows."""
+    known = set(signature.targets.symbols)
+    if any(known.issuperset(pair.target) for pair in pairs):
+        return
+    remedy = f"give targets of its symbols, such as {signature.targets.symbols[0]!r}"
+    if file.suffix == ".jsonl":
+        remedy = f"choose the field with --target: {', '.join(target_fields(file))}"
+    unknown = next(symbol for symbol in pairs[0].target if symbol not in known)
+    raise pairs[0].origin.error(
+        f"the model does not know {unknown!r}, nor all symbols of any other target; {remedy}"
+    )
 
 
 def read_pairs(

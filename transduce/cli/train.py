@@ -6,8 +6,9 @@ when they run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from difflib import get_close_matches
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +20,8 @@ from transduce.cli.runs import Device
 from transduce.cli.terminal import user_errors
 from transduce.model.checkpoint import CONFIG_FILE
 from transduce.model.evaluate import validation_error
-from transduce.settings import RecipeError
-from transduce.training.recipe import Recipe, read_recipe
+from transduce.settings import OptionError, RecipeError, nearest_name, setting_names
+from transduce.training.recipe import Recipe, read_recipe, recipe_file, shipped_recipes
 
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 RunsAndSettings = Annotated[str, Parameter(name="RUNS", allow_leading_hyphen=True)]
@@ -31,13 +32,14 @@ def train(
 ) -> None:
     """Train the network that a recipe describes.
 
-    Example: transduce train recipes/letters-transducer.toml --train.max_epochs 3
+    Example: transduce train letters-transducer --train.max_epochs 3
 
     Parameters
     ----------
     recipe
-        A TOML file. Each of its settings is also an option, such as --train.learning_rate 1e-3. The
-        file config.toml in the folder of any run lists all settings.
+        A TOML file, or the name of a recipe that `transduce recipes` lists. Each of its settings is
+        also an option, such as --train.learning_rate 1e-3. The file config.toml in the folder of
+        any run lists all settings.
     settings
         Options that override settings.
     run
@@ -48,14 +50,26 @@ def train(
     """
     from transduce.training.fit import fit
 
-    with user_errors():
+    with user_errors(), _usage_errors():
         folder = run or Path("runs") / recipe.stem
         if resume and not (folder / CONFIG_FILE).is_file():
             raise ValueError(f"there is no run in {folder} to resume; check --run")
-        described = folder / CONFIG_FILE if resume else recipe
+        described = folder / CONFIG_FILE if resume else recipe_file(recipe)
         settled = read_recipe(described, _overrides(settings))
         _set_precision(settled)
         fit(settled, folder, resume=resume, validate=validation_error)
+
+
+def recipes() -> None:
+    """List the recipes that ship, which `transduce train` takes by name.
+
+    Example: transduce recipes
+    """
+    files = shipped_recipes()
+    width = max(map(len, files))
+    for name, path in files.items():
+        with path.open(encoding="utf-8") as lines:
+            print(f"{name:{width}}  {lines.readline().lstrip('#').strip()}")
 
 
 def table(
@@ -68,8 +82,8 @@ def table(
     Parameters
     ----------
     runs
-        Folders of runs, or recipes (.toml). The command first trains each recipe that has no
-        complete run. Settings such as --data.folder TIMIT apply to all recipes.
+        Folders of runs, or recipes: .toml files or names. The command first trains each recipe that
+        has no complete run. Settings such as --data.folder TIMIT apply to all recipes.
     beam_width
         The number of hypotheses to keep after every frame. 1 is the greedy search. CTC takes the
         best path at 1, and the prefix search otherwise.
@@ -78,7 +92,7 @@ def table(
     skip_bad
         Skip pairs that cannot be read, and print how many there were.
     """
-    with user_errors():
+    with user_errors(), _usage_errors():
         rows = []
         folders, settings = _runs_and_settings(runs)
         for run in folders:
@@ -113,6 +127,16 @@ def demo(*, run: Path = Path("runs/demo"), seed: int = 0, figure: Path | None = 
         demonstration.run(run, seed, figure)
 
 
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Print errors of options as one sentence, and exit with 2."""
+    try:
+        yield
+    except OptionError as error:
+        print(f"transduce: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
 def _set_precision(recipe: Recipe) -> None:
     """Set PyTorch's switch for TF32 as a recipe asks; the process is ours, so the switch is too."""
     in_full = recipe.train.precision == "32-true"
@@ -121,19 +145,18 @@ def _set_precision(recipe: Recipe) -> None:
 
 def _overrides(tokens: Sequence[str]) -> dict[str, str]:
     """Parse options such as --train.learning_rate 1e-3 (or with =) into values by dotted name."""
-    overrides: dict[str, str] = {}
+    settings, overrides = setting_names(Recipe()), dict[str, str]()
     rest = list(tokens)
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         if not name.startswith("--"):
-            raise RecipeError(f"{name!r} is not an option; settings are --section.name VALUE")
-        if not equals and not rest:
-            raise RecipeError(f"{name} needs a value after it")
+            raise OptionError(f"{name!r} is not an option; settings are --section.name VALUE")
         setting = name[2:].replace("-", "_")
-        if "." not in setting:
-            near = get_close_matches(name, ["--run", "--resume"], 1, 0.5)
-            meant = f"did you mean {near[0]}?" if near else "see transduce train --help"
-            raise RecipeError(f"there is no option {name}; {meant}")
+        if setting not in settings:
+            near = nearest_name(setting, [*settings, "run", "resume"])
+            raise OptionError(f"there is no option {name}; did you mean --{near}?")
+        if not equals and not rest:
+            raise OptionError(f"{name} needs a value after it")
         overrides[setting] = value if equals else rest.pop(0)
     return overrides
 
@@ -155,12 +178,12 @@ def _runs_and_settings(tokens: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 def _trained(run: Path, overrides: dict[str, str]) -> Path:
     """Return the folder of a run; if the path is a recipe, train it first."""
-    if run.suffix != ".toml":
+    if run.suffix != ".toml" and (run.exists() or str(run) not in shipped_recipes()):
         return run
     folder = Path("runs") / run.stem
     from transduce.training.fit import fit
 
-    recipe = read_recipe(run, overrides)
+    recipe = read_recipe(recipe_file(run), overrides)
     _set_precision(recipe)
     fit(recipe, folder, resume=True, validate=validation_error)
     return folder

@@ -48,6 +48,12 @@ def read_manifest(
     return pairs
 
 
+def target_fields(path: Path) -> list[str]:
+    """Return the fields of a manifest's first line that may be targets."""
+    origin, line = next(read_lines(path))
+    return _target_fields(_fields(origin, line))
+
+
 def read_tsv(
     path: str | Path,
     source: Notation,
@@ -101,6 +107,11 @@ def _fields(origin: Origin, line: str) -> dict[str, Any]:
     return fields
 
 
+def _target_fields(fields: dict[str, Any]) -> list[str]:
+    others = ("audio_filepath", "features_filepath", "duration", "offset")
+    return [name for name in fields if name not in others]
+
+
 def _source(origin: Origin, fields: dict[str, Any]) -> Audio | Frames:
     keys = [key for key in ("audio_filepath", "features_filepath") if key in fields]
     if len(keys) != 1:
@@ -144,7 +155,8 @@ def _seconds(origin: Origin, fields: dict[str, Any], key: str) -> float | None:
 def _target(origin: Origin, fields: dict[str, Any], target: str, notation: Notation) -> Symbols:
     if target not in fields:
         raise origin.error(
-            f"there is no field {target!r} for the target; choose from {', '.join(fields)}"
+            f"there is no field {target!r} for the target; choose one of "
+            f"{', '.join(_target_fields(fields))} with --data.target (train) or --target"
         )
     value = fields[target]
     if isinstance(value, list) and all(isinstance(symbol, str) for symbol in value):

@@ -117,6 +117,12 @@ def skipping(skipped: list[DataError] | None) -> Iterator[None]:
         skipped.append(error)
 
 
+def check_some_left(left: Sequence[object], skipped: Sequence[DataError] | None) -> None:
+    """Raise a DataError with the first error if all pairs were skipped."""
+    if not left and skipped:
+        raise DataError(f"no pair can be read; the first error is: {skipped[0]}")
+
+
 def skipped_report(skipped: Sequence[DataError], num_kept: int, shown: int = 5) -> str:
     """Return a line with the counts of skipped and all pairs, and the first few errors."""
     lines = [f"skipped {len(skipped)} of {len(skipped) + num_kept}"]

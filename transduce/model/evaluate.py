@@ -11,7 +11,7 @@ import torch
 
 from transduce.alphabet import Alphabet
 from transduce.data.batches import Example
-from transduce.data.pairs import DataError, Pair
+from transduce.data.pairs import DataError, Pair, check_some_left
 from transduce.decoding.options import SearchOptions
 from transduce.evaluation import (
     Evaluation,
@@ -49,6 +49,7 @@ def evaluate(
         error = _misclassification_rate(model, labelled)
         return Evaluation(name, _bits(model, labelled), error, epochs=epochs)
     examples = model.signature.examples(pairs, with_labels=False, cache=cache, skipped=skipped)
+    check_some_left(examples, skipped)
     bits = _bits(model, _labelled(examples, model.signature.targets))
     outputs = []
     for transcript in model.transcripts(examples, options):

@@ -28,6 +28,7 @@ from transduce.data.pairs import (
     Notation,
     Pair,
     Splits,
+    check_some_left,
     skipping,
     source_alphabet,
     target_alphabet,
@@ -118,6 +119,7 @@ def read_corpus(data: DataConfig, *, targets_only: bool = False) -> Corpus:
                 training.append(signature.example(pair, with_labels=True, frames=frames))
     validation = signature.examples(splits.validation, cache=data.cache, skipped=skipped)
     for name, examples in (("training", training), ("validation", validation)):
+        check_some_left(examples, skipped)
         if not examples:
             raise DataError(f"the {name} set has no pairs left; give some, or correct the bad ones")
     return Corpus(splits, signature, tuple(training), tuple(validation), tuple(skipped or ()))
@@ -198,10 +200,13 @@ def _read_additional(
 def _read_file(data: DataConfig, path: Path, skipped: list[DataError] | None) -> list[Pair]:
     """Read a file of a manifest, tsv or targets corpus."""
     if data.corpus == "tsv":
-        return read_tsv(path, data.source_notation, data.target_notation, skipped)
-    if data.corpus == "targets":
-        return read_targets(path, data.target_notation, skipped)
-    return read_manifest(path, data.target_notation, data.target, skipped)
+        pairs = read_tsv(path, data.source_notation, data.target_notation, skipped)
+    elif data.corpus == "targets":
+        pairs = read_targets(path, data.target_notation, skipped)
+    else:
+        pairs = read_manifest(path, data.target_notation, data.target, skipped)
+    check_some_left(pairs, skipped)
+    return pairs
 
 
 def _needed(data: DataConfig, name: str) -> Path:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,8 +40,9 @@ from transduce.model.checkpoint import (
     save_model,
 )
 from transduce.model.tensors import read_tensors, write_tensors
-from transduce.settings import flat_settings, replace_settings
+from transduce.settings import RecipeError, flat_settings, replace_settings
 from transduce.training.corpus import Corpus, read_corpus
+from transduce.training.lock import FolderLock, lock_folder
 from transduce.training.pretraining import (
     PretrainingError,
     check_direction,
@@ -52,6 +55,8 @@ from transduce.training.regularisation import MovingAverage, spec_augment, weigh
 
 LAST_FILE, METRICS_FILE = "last.safetensors", "metrics.jsonl"
 STATE = "the state of a run"
+# In training: the weight, its gradient, two moments, the average, and the copy without noise.
+BYTES_PER_WEIGHT = 24
 # Settings that may change when a run is resumed: its length and its devices.
 MAY_CHANGE = {"max_epochs", "patience", "save_every", "device", "devices", "machines"}
 
@@ -109,7 +114,7 @@ def fit(
             "train.consistency compares a network's outputs under two draws of dropout or masks, "
             "and there are none; set network.dropout, or train.consistency to 0"
         )
-    _check_folder(recipe, run_folder, resume)
+    _check_devices(config)
     processes = config.devices * config.machines
     fabric = Fabric(
         accelerator=config.device,
@@ -122,15 +127,16 @@ def fit(
     _check_precision(config.precision, fabric.device)
     if progress is None or not fabric.is_global_zero:
         progress = Progress(Console(quiet=not fabric.is_global_zero))
-    if corpus is None:
-        corpus = read_corpus(recipe.data, targets_only=not reads_input)
-        if corpus.skipped:
-            progress.say(skipped_report(corpus.skipped, len(corpus.training)))
-    run = _Run(recipe, run_folder, corpus, fabric, validate, progress)
-    with progress:
-        run.train(resume)
-    fabric.barrier()
-    return load_model(run_folder)
+    with _open_folder(recipe, run_folder, resume, fabric) as lock:
+        if corpus is None:
+            corpus = read_corpus(recipe.data, targets_only=not reads_input)
+            if corpus.skipped:
+                progress.say(skipped_report(corpus.skipped, len(corpus.training)))
+        run = _Run(recipe, run_folder, lock, corpus, fabric, validate, progress)
+        with progress:
+            run.train(resume)
+        fabric.barrier()
+        return load_model(run_folder)
 
 
 class _Run:
@@ -140,12 +146,13 @@ class _Run:
         self,
         recipe: Recipe,
         folder: Path,
+        lock: FolderLock | None,  # None in all processes but the first
         corpus: Corpus,
         fabric: Fabric,
         validate: Validate | None,
         progress: Progress,
     ) -> None:
-        self.recipe, self.folder, self.corpus = recipe, folder, corpus
+        self.recipe, self.folder, self.lock, self.corpus = recipe, folder, lock, corpus
         self.fabric, self.validate, self.progress = fabric, validate, progress
         self.config = recipe.train
         self.copies = 2 if self.config.consistency else 1  # of each sequence in a step
@@ -168,12 +175,15 @@ class _Run:
 
     def train(self, resume: bool) -> None:
         """Train until the run is finished: epochs of steps, each with a validation."""
+        report = self._size_report()
         if resume and (self.folder / LAST_FILE).is_file():
             self._load()
+            if not self._finished():
+                self._write_config()
         else:
-            self._write(CONFIG_FILE, recipe_toml(self.recipe).encode())
+            self._write_config()
             self._save()
-        self.progress.say(self._size_report())
+        self.progress.say(report)
         while not self._finished():
             at = self.position
             order = self.batches.epoch(at.epoch)
@@ -200,7 +210,7 @@ class _Run:
             mine, share = list(ids[:1]), 0.0
         batch = next(self.batches.load([mine])).to(fabric.device)
         for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(config, self.position.step, self._passed(num_steps))
+            group["lr"] = self._learning_rate(self.position, num_steps)
         # All processes draw the same weight noise, and different masks and dropout.
         seed, step = config.seed, self.position.step
         self.generator.manual_seed(step_seed(seed, step, "noise"))
@@ -262,10 +272,12 @@ class _Run:
         is_best = at.best is None or value < at.best
         if is_best:
             at = replace(at, best=value, best_epoch=status.epoch)
-            if self.fabric.is_global_zero:
+            if self.lock is not None:
+                self.lock.check()
                 save_model(self._model(status), self.folder / MODEL_FILE)
         measured = asdict(status) | {"training_bits_per_label": training_bits}
-        measured |= {"learning_rate": self.optimiser.param_groups[0]["lr"], "seconds": seconds}
+        last_step = replace(at, batch=at.batch - 1, step=at.step - 1)
+        measured |= {"learning_rate": self._learning_rate(last_step, at.batch), "seconds": seconds}
         self.metrics += json.dumps(measured).encode() + b"\n"
         self._write(METRICS_FILE, self.metrics)
         for name, number in measured.items():
@@ -285,9 +297,10 @@ class _Run:
             at.epoch - at.best_epoch >= self.config.patience
         )
 
-    def _passed(self, num_steps: int) -> float:
-        """Return the share of max_epochs that is over."""
-        return (self.position.epoch + self.position.batch / num_steps) / self.config.max_epochs
+    def _learning_rate(self, at: _Position, num_steps: int) -> float:
+        """Return the learning rate of the step at a position in an epoch of `num_steps`."""
+        passed = (at.epoch + at.batch / num_steps) / self.config.max_epochs
+        return learning_rate(self.config, at.step, passed)
 
     def _model(self, status: TrainingStatus | None = None) -> TrainedModel:
         """Return the network with its signature and status."""
@@ -295,7 +308,10 @@ class _Run:
         return TrainedModel(self.network, network, signature, status or TrainingStatus())
 
     def _size_report(self) -> str:
-        """Report the sizes of the run and the predicted memory of its largest step."""
+        """Report the sizes of the run and the predicted memory of its largest step.
+
+        Raise TrainingError if the device has less memory than the step takes.
+        """
         network, world = self.recipe.network, self.fabric.world_size
         sizes = NetworkSizes(
             num_labels=len(self.corpus.signature.targets),
@@ -305,13 +321,20 @@ class _Run:
         shared = [(self.copies * -(-B // world), T, U) for B, T, U in shapes]
         device = self.fabric.device.type
         largest = max(shared, key=lambda shape: predicted_bytes(shape, sizes, device))
-        megabytes = predicted_bytes(largest, sizes, device) / 2**20
+        needed = predicted_bytes(largest, sizes, device)
         B, T, U = largest
+        _check_memory(
+            needed,
+            self.fabric.device,
+            f"a step of {B} sequences of up to {T} frames and {U} labels",
+            f"train.max_sequences {self.config.max_sequences} or train.max_cells "
+            f"{self.config.max_cells}",
+        )
         weights = sum(weights.numel() for weights in self.network.parameters())
         return (
             f"{weights:,} weights; {len(self.batches.examples):,} training sequences; the largest "
             f"step has {B} of up to {T} frames and {U} labels, and will take about "
-            f"{megabytes:.1f} MB beside the weights"
+            f"{needed / 2**20:.1f} MB beside the weights"
         )
 
     def _alignable(self, examples: Sequence[Example]) -> list[Example]:
@@ -330,9 +353,20 @@ class _Run:
 
     def _initial_network(self) -> Transducer | CTC | NextLabelPredictor:
         """Build the network, and copy the pretrained parts that the recipe names into it."""
-        signature = self.corpus.signature
+        signature, config = self.corpus.signature, self.recipe.network
+        sizes = (signature.input_size, len(signature.targets))
+        with torch.device("meta"):  # without memory
+            count = sum(weights.numel() for weights in build_network(config, *sizes).parameters())
+        names = ("hidden_size", "prediction_size", "embedding_size")
+        widest = max(names, key=lambda name: int(getattr(config, name)))
+        _check_memory(
+            BYTES_PER_WEIGHT * count,
+            self.fabric.device,
+            f"training {count:,} weights",
+            f"network.{widest} {getattr(config, widest)}",
+        )
         torch.manual_seed(self.config.seed)
-        network = build_network(self.recipe.network, signature.input_size, len(signature.targets))
+        network = build_network(config, *sizes)
         with torch.no_grad():
             for weights in network.parameters():
                 weights.mul_(self.config.initial_range / INITIAL_RANGE)
@@ -372,13 +406,19 @@ class _Run:
 
     def _write(self, name: str, content: bytes) -> None:
         """Write a file of the run's folder, in the first process alone."""
-        if self.fabric.is_global_zero:
+        if self.lock is not None:
+            self.lock.check()
             write_by_rename(self.folder / name, content)
+
+    def _write_config(self) -> None:
+        """Write the settings, which may have changed if the run is resumed."""
+        self._write(CONFIG_FILE, recipe_toml(self.recipe).encode())
 
     def _save(self) -> None:
         """Write the state in one file; a kill leaves this state or the one before."""
-        if not self.fabric.is_global_zero:
+        if self.lock is None:
             return
+        self.lock.check()
         tensors = network_tensors(self.network)
         if not all(bool(weights.isfinite().all()) for weights in tensors.values()):
             raise NonFiniteLoss(
@@ -391,22 +431,46 @@ class _Run:
 
     def _load(self) -> None:
         """Read the state, and cut the metrics to their size at that time."""
-        tensors, header = read_tensors(self.folder / LAST_FILE, STATE)
-        load_network_tensors(self.network, tensors)
+        path = self.folder / LAST_FILE
+        tensors, header = read_tensors(path, STATE)
+        again = "train again in another folder"
+        try:
+            self.position = replace_settings(_Position(), header["position"])
+        except (KeyError, AttributeError, RecipeError):
+            raise TrainingError(f"{path} has no position of the run; {again}") from None
+        shapes = self._state_shapes()
+        for name, shape in shapes.items():
+            if name not in tensors or tensors[name].shape != shape:
+                raise TrainingError(f"{path} has no tensor {name} of shape {list(shape)}; {again}")
+        load_network_tensors(self.network, {name: tensors[name] for name in shapes})
         state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
+        for name in shapes:
             if name.startswith("optimiser."):
                 _, i, key = name.split(".")
-                state.setdefault(int(i), {})[key] = tensor
+                state.setdefault(int(i), {})[key] = tensors[name]
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": state, "param_groups": groups})
         for number, average in enumerate(self.average.tensors):
             average.copy_(tensors[f"average.{number}"])
-        self.position = replace_settings(_Position(), header["position"])
         metrics = self.folder / METRICS_FILE
         written = metrics.read_bytes() if metrics.is_file() else b""
         self.metrics = written[: self.position.metrics_bytes]
         self._write(METRICS_FILE, self.metrics)
+
+    def _state_shapes(self) -> dict[str, torch.Size]:
+        """Return the shapes of the tensors of a state at the current position, by name."""
+        shapes = {name: weights.shape for name, weights in network_tensors(self.network).items()}
+        shapes |= {f"average.{i}": weights.shape for i, weights in enumerate(self.weights)}
+        if self.position.step == 0:  # the optimiser has no state yet
+            return shapes
+        for i, weights in enumerate(self.weights):
+            if self.config.optimiser == "adamw":
+                shapes[f"optimiser.{i}.step"] = torch.Size()
+                shapes[f"optimiser.{i}.exp_avg"] = weights.shape
+                shapes[f"optimiser.{i}.exp_avg_sq"] = weights.shape
+            elif self.config.momentum:
+                shapes[f"optimiser.{i}.momentum_buffer"] = weights.shape
+        return shapes
 
     def _tensorboard_writer(self) -> Any:
         """Return a writer of TensorBoard events; None if TensorBoard is not installed."""
@@ -434,6 +498,35 @@ class _Objective(nn.Module):
         return losses, losses + self.consistency * divergence
 
 
+def _check_memory(needed: int, device: torch.device, what: str, settings: str) -> None:
+    """Raise TrainingError if `what` takes more memory than the device has."""
+    if device.type == "cuda":
+        available = torch.cuda.get_device_properties(device).total_memory
+    elif hasattr(os, "sysconf"):
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:  # Windows does not tell
+        return
+    if needed > available:
+        raise TrainingError(
+            f"{what} takes about {needed / 2**30:,.1f} GB of memory, and there are "
+            f"{available / 2**30:,.1f}; lower {settings}"
+        )
+
+
+def _check_devices(config: TrainConfig) -> None:
+    """Raise TrainingError if the recipe asks for more GPUs than there are."""
+    if config.device == "cuda":
+        there_are = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if there_are == 0:
+            raise TrainingError(
+                "train.device is cuda, but PyTorch finds no CUDA GPU here; set train.device to cpu"
+            )
+        if config.devices > there_are:
+            raise TrainingError(
+                f"train.devices is {config.devices}, but there are {there_are} GPUs; lower it"
+            )
+
+
 def _check_precision(precision: str, device: torch.device) -> None:
     """Raise TrainingError if the recipe asks for TF32 and PyTorch has not enabled it."""
     switch = torch.backends.cuda.matmul.fp32_precision
@@ -442,6 +535,25 @@ def _check_precision(precision: str, device: torch.device) -> None:
             "train.precision is tf32, but PyTorch multiplies in full float32; call "
             'torch.set_float32_matmul_precision("high") first, as `transduce train` does'
         )
+
+
+@contextmanager
+def _open_folder(
+    recipe: Recipe, folder: Path, resume: bool, fabric: Fabric
+) -> Iterator[FolderLock | None]:
+    """Lock the run's folder in the first process; end all if the folder must not be used."""
+    with ExitStack() as stack:
+        lock, error = None, None
+        if fabric.is_global_zero:
+            try:
+                lock = stack.enter_context(lock_folder(folder))
+                _check_folder(recipe, folder, resume)
+            except (ValueError, OSError) as refused:
+                error = refused
+        error = fabric.broadcast(error)
+        if error is not None:  # which the first process reports for all
+            raise error if fabric.is_global_zero else SystemExit(1)
+        yield lock
 
 
 def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:

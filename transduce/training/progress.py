@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import TracebackType
 
@@ -10,6 +11,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 SECONDS_BETWEEN_LINES = 30.0  # without a terminal: news against length of the log
+SECONDS_BEFORE_NOTE = 3.0  # a first step or validation that takes longer compiles its kernels
 
 
 class Progress:
@@ -22,6 +24,8 @@ class Progress:
         self.last_line = self.start = time.monotonic()
         self.epoch = self.num_steps = self.steps = self.sequences = 0
         self.error_rate: float | None = None
+        self.noted: set[str] = set()
+        self.note: threading.Timer | None = None
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal and not self.console.quiet:
@@ -37,6 +41,7 @@ class Progress:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
+        self._cancel_note()
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
@@ -51,9 +56,11 @@ class Progress:
         self.last_line = self.start = time.monotonic()
         if self.bar is not None:
             self.bar.reset(self.task, total=num_steps, completed=done)
+        self._note_if_slow("step")
 
     def step(self, num_sequences: int, bits_per_label: float) -> None:
         """Count a step; `bits_per_label` is the mean of the epoch so far."""
+        self._cancel_note()
         self.steps += 1
         self.sequences += num_sequences
         now = time.monotonic()
@@ -66,6 +73,8 @@ class Progress:
             left = (now - self.start) * (self.num_steps - self.steps) / self.steps
             text = self._line(bits_per_label, rate)
             self.say(f"{text}, step {self.steps} of {self.num_steps}, {left:.0f} s left")
+        if self.steps == self.num_steps:
+            self._note_if_slow("validation")
 
     def end_epoch(
         self,
@@ -76,6 +85,7 @@ class Progress:
         best: bool = False,
     ) -> None:
         """Print the results of an epoch, with those of its validation if there are `bits`."""
+        self._cancel_note()
         if bits is not None:
             self.error_rate = error_rate
         valid = "" if bits is None else f", {bits:.3f} in validation"
@@ -85,6 +95,25 @@ class Progress:
             f"{self.sequences / max(seconds, 1e-9):.0f} sequences per second"
             f"{', the best so far' if best else ''}"
         )
+
+    def _note_if_slow(self, what: str) -> None:
+        """Say that the first step, or validation, compiles kernels, unless it ends at once."""
+        if what not in self.noted:
+            self.noted.add(what)
+            self.note = threading.Timer(SECONDS_BEFORE_NOTE, self._show_note, [what])
+            self.note.daemon = True
+            self.note.start()
+
+    def _show_note(self, what: str) -> None:
+        text = f"the first {what} may compile kernels for this machine: about a minute, once"
+        if self.bar is not None:
+            self.bar.update(self.task, description=text)
+        else:
+            self.say(text)
+
+    def _cancel_note(self) -> None:
+        if self.note is not None:
+            self.note.cancel()
 
     def _line(self, bits: float, rate: float) -> str:
         """Return the text of the bar, or of a line within an epoch."""

@@ -11,9 +11,11 @@ from typing import Any, Literal
 
 from transduce.architectures import NetworkConfig
 from transduce.settings import (
+    OptionError,
     OptionText,
     RecipeError,
     check_at_least,
+    check_at_most,
     replace_settings,
     toml_sections,
 )
@@ -41,6 +43,7 @@ class SpecAugment:
     def __post_init__(self) -> None:
         counts = ("time_masks", "time_width", "frequency_masks", "frequency_width")
         check_at_least(self, 0, *counts)
+        check_at_most(self, 1000, "time_masks", "frequency_masks")
         if not 0 <= self.time_share <= 1:
             raise ValueError(f"time_share must be between 0 and 1, not {self.time_share}")
         for name in ("time_stretch", "frequency_stretch"):
@@ -91,6 +94,7 @@ class TrainConfig:
         check_at_least(self, 1, *counts, "save_every", "devices", "machines")
         amounts = ("momentum", "weight_decay", "warm_up", "weight_noise", "consistency")
         check_at_least(self, 0, *amounts)
+        check_at_most(self, 1000, "devices", "machines")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive, not {self.learning_rate}")
         if not 0 <= self.averaging < 1:
@@ -110,6 +114,26 @@ class Recipe:
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
+def shipped_recipes() -> dict[str, Path]:
+    """Return the files of the recipes that ship, by name."""
+    package = Path(__file__).parent.parent
+    # A wheel has them in the package, a checkout beside it.
+    folder = next(f for f in (package / "recipes", package.parent / "recipes") if f.is_dir())
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def recipe_file(recipe: Path) -> Path:
+    """Return the file of a recipe, which is a path or the name of a recipe that ships."""
+    if recipe.suffix == ".toml" or recipe.is_file():
+        return recipe
+    shipped = shipped_recipes()
+    if str(recipe) not in shipped:
+        raise RecipeError(
+            f"there is no recipe {str(recipe)!r}; give a .toml file, or one of {', '.join(shipped)}"
+        )
+    return shipped[str(recipe)]
+
+
 def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
     """Read a recipe from a TOML file, with `overrides` such as {"train.learning_rate": "1e-3"}.
 
@@ -121,6 +145,8 @@ def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
         raise RecipeError(f"{path} cannot be read ({error.strerror}); check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML ({error}); correct it") from None
+    except RecursionError:
+        raise RecipeError(f"{path} nests lists or tables too deeply; correct it") from None
     try:
         recipe = replace_settings(Recipe(), table, folder=path.absolute().parent)
     except RecipeError as error:
@@ -130,7 +156,10 @@ def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
         nested: dict[str, Any] = {last: OptionText(text)}
         for section in reversed(sections):
             nested = {section: nested}
-        recipe = replace_settings(recipe, nested, folder=Path.cwd())
+        try:
+            recipe = replace_settings(recipe, nested, folder=Path.cwd())
+        except RecipeError as error:
+            raise OptionError(str(error)) from None
     return recipe
 
 
