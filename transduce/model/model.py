@@ -64,9 +64,10 @@ def model_path(model: str | Path) -> Path:
 class Model(TrainedModel):
     """A trained model as a function of one input or of a list of inputs.
 
-    A model of text takes a word or line. It tries a letter that it does not know in the other case,
-    and raises a DataError if it does not know that either. A model of sound takes the path of a
-    sound file, samples [N] in [-1, 1] at its own rate, or frames [T, D].
+    A model of text takes a word or line. It tries a letter that it does not know in the other case
+    and without its accent, leaves out punctuation at both ends, and raises a DataError if it does
+    not know a letter even so. A model of sound takes the path of a sound file, samples [N] in
+    [-1, 1] at its own rate, or frames [T, D].
 
     The result is a transcript: `str(model("word"))` is the output, `symbols` are those of the best
     hypothesis, and `hypotheses` have probabilities and, on request, timings. Many threads may call
