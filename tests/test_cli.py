@@ -540,6 +540,8 @@ def test_a_sound_file_is_read_from_standard_input(speech):
     found = recognised("-", folder=speech, text=content)
     assert found.returncode == 0, found.stderr
     assert found.stdout == recognised("rec/b.flac", folder=speech).stdout
+    misspelt = recognised("-", "--reusme", folder=speech)
+    assert misspelt.returncode == 2 and "there is no option --reusme" in misspelt.stderr
     failed = recognised("-", folder=speech, text=b"no sound")
     assert failed.returncode == 1
     assert "standard input: it is not sound that can be read" in failed.stderr

@@ -32,6 +32,8 @@ from transduce.model.signature import EmptyInput, Signature
 from transduce.model.transcripts import Transcript, join_words, json_lines
 
 Form = Annotated[Literal["txt", "json", "textgrid"], Parameter(name="--format")]
+
+Sound = Annotated[Path, Parameter(allow_leading_hyphen=True)]  # "-" is standard input
 # Sound that `recognize` doubts. The quietest of 781 recordings of speech reached 0.011; speech at a
 # hundredth of its level is hardly recognised. The lowest mean confidence in 173 recordings of clear
 # speech was 0.88; of 15 sounds of white and pink noise, 14 are below 0.85. Music is not told.
@@ -167,7 +169,7 @@ def phonemize(
 
 
 def recognize(
-    *sounds: Annotated[Path, Parameter(allow_leading_hyphen=True)],
+    *sounds: Sound,
     model: str = "english-phone-recogniser",
     beam_width: int = 10,
     search: SearchFlags | None = None,
@@ -205,6 +207,12 @@ def recognize(
     resume
         Leave out sounds whose files exist in that folder, as after a stop.
     """
+    for misspelt in (path for path in sounds if str(path).startswith("-") and str(path) != "-"):
+        print(
+            f"transduce: there is no option {misspelt}; see transduce recognize --help",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
     with user_errors():
         if not sounds:
             raise ValueError("there is nothing to recognize; give sound files or folders")
