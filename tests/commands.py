@@ -64,7 +64,8 @@ def transduce(*arguments, folder, text=""):
 
 @contextmanager
 def replaced_input(text):
-    before, sys.stdin = sys.stdin, io.StringIO(text)
+    stream = io.TextIOWrapper(io.BytesIO(text)) if isinstance(text, bytes) else io.StringIO(text)
+    before, sys.stdin = sys.stdin, stream
     try:
         yield
     finally:

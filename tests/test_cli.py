@@ -2,10 +2,14 @@
 
 import errno
 import json
+import math
 import os
 import pty
 import re
+import shutil
 import signal
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -63,15 +67,60 @@ def test_resuming_without_a_run_is_refused(folder):
     assert not (folder / "nowhere").exists()
 
 
-def test_letters_match_in_either_case_and_unknown_ones_are_named(folder):
+def test_letters_match_in_either_case(folder):
     done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\nAB\n")
     assert done.stdout == "AA BB\nAA BB\n" and done.stderr == ""
-    done = transduce("transcribe", "runs/transducer", folder=folder, text="ab\na7\n")
-    assert done.stdout.startswith("AA BB\n")
-    assert "standard input, line 2: '7' was not in the training data" in done.stderr
-    assert "more" not in done.stderr
-    done = transduce("transcribe", "runs/transducer", folder=folder, text="a7b\n89\n")
-    assert "counts as nothing, as do 2 more in all" in done.stderr
+
+
+TEXT_COMMANDS = [("transcribe", "runs/transducer"), ("phonemize", "--model", "runs/transducer")]
+LINES = "ab\n\nac\nb7\n?!\nba\n"  # a blank line, three that fail
+
+
+@pytest.mark.parametrize("arguments", TEXT_COMMANDS, ids=lambda arguments: arguments[0])
+def test_every_line_has_its_line_of_output(folder, arguments):
+    done = transduce(*arguments, folder=folder, text=LINES)
+    assert (done.returncode, done.stdout) == (1, "AA BB\n\n\n\n\nBB AA\n")
+    letter, number, marks = done.stderr.splitlines()
+    assert letter.startswith("transduce: standard input, line 3: ") and "'c' is no" in letter
+    assert number.startswith("transduce: standard input, line 4: ")
+    assert number.endswith("the model does not read numbers; write them as words")
+    assert marks.startswith("transduce: standard input, line 5: ")
+    blank = transduce(*arguments, folder=folder, text="\nab\n")
+    assert blank == (0, "\nAA BB\n", "")
+
+
+@pytest.mark.parametrize("arguments", TEXT_COMMANDS, ids=lambda arguments: arguments[0])
+def test_an_n_best_table_repeats_the_input_and_says_how_it_is_sorted(folder, arguments):
+    done = transduce(*arguments, "--n-best", 2, folder=folder, text=LINES)
+    rows = [line.split("\t") for line in done.stdout.split("\n")[:-1]]
+    inputs = ["ab", "ab", "", "ac", "b7", "?!", "ba", "ba"]
+    assert [row[0] for row in rows] == inputs
+    assert rows[2] == [""] and rows[3] == ["ac", "", "", ""]
+    assert rows[0][3] == "AA BB" and float(rows[0][2]) >= float(rows[1][2])
+    # The score is the logarithm of the probability, divided by the number of labels.
+    assert float(rows[0][2]) == pytest.approx(math.log(float(rows[0][1])) / 2, abs=1e-3)
+    assert done.stderr.startswith(
+        "transduce: columns: input, probability, score = log Pr(y) / |y|, output; sorted by the"
+    )
+    plain = transduce(*arguments, "--n-best", 2, "--no-length-normalised", folder=folder, text="a")
+    assert "score = log Pr(y), output" in plain.stderr and plain.returncode == 0
+
+
+def test_json_has_a_line_for_each_line_too(folder):
+    options = ("--format", "json")
+    done = transduce("transcribe", "runs/transducer", *options, folder=folder, text=LINES)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["input"] for one in found] == ["ab", "", "ac", "b7", "?!", "ba"]
+    assert ["error" in one for one in found] == [False, True, True, True, True, False]
+    assert "line 3: 'c' is no symbol" in found[2]["error"] and done.returncode == 1
+
+
+def test_evaluation_says_which_pairs_have_unknown_letters(folder):
+    (folder / "strange.tsv").write_text("ab\tAA BB\nac\tAA\nba\tBB AA\n")
+    done = transduce("evaluate", "runs/transducer", "strange.tsv", folder=folder)
+    assert done.returncode == 0
+    assert "1 of 3 pairs have a source symbol that the model does not know" in done.stderr
+    assert "'c' in strange.tsv, line 2" in done.stderr
 
 
 def test_two_inputs_with_the_same_name_get_two_files(folder):
@@ -103,15 +152,14 @@ def test_ctrl_c_stops_training_with_nothing_but_a_word(folder, monkeypatch):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments", [("transcribe", "runs/transducer"), ("phonemize", "--model", "runs/transducer")]
-)
-def test_ctrl_c_stops_a_command_that_waits_for_more_lines(folder, arguments):
+@pytest.mark.parametrize("arguments", TEXT_COMMANDS, ids=lambda arguments: arguments[0])
+def test_each_line_is_answered_when_it_comes_and_ctrl_c_stops_the_wait(folder, arguments):
     process = started(*arguments, folder=folder)
-    process.stdin.write("ab\n" * 64)
-    process.stdin.flush()
-    # The command answers although more lines may come.
-    assert [process.stdout.readline() for _ in range(64)] == ["AA BB\n"] * 64
+    for line in ("ab\n", "ba\nab\n"):
+        process.stdin.write(line)
+        process.stdin.flush()
+        for word in line.split():  # although more lines may come
+            assert process.stdout.readline() == {"ab": "AA BB\n", "ba": "BB AA\n"}[word]
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
     assert process.communicate() == ("", "transduce: stopped\n")
@@ -125,7 +173,7 @@ def test_recognition_prints_each_file_at_once_and_stops_on_ctrl_c(tmp_path):
     assert json.loads(process.stdout.readline())["input"] == "tone"
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=20)
-    assert (process.returncode, errors) == (130, "transduce: stopped\n")
+    assert process.returncode == 130 and errors.endswith("transduce: stopped\n")
     assert len(output.splitlines()) < 2999
 
 
@@ -145,6 +193,7 @@ def test_a_warning_is_one_sentence(folder):
     assert done.returncode == 0 and len(done.stdout.split()) == 4
     (sentence,) = done.stderr.splitlines()
     assert sentence.startswith("transduce: warning: max_labels_per_frame = 2 was met")
+    assert "frames of 'ab'; hypotheses" in sentence
 
 
 def test_the_table_has_the_papers_rows_beside_ours(folder):
@@ -167,7 +216,7 @@ def test_the_table_trains_recipes_first_with_the_settings_given(tmp_path):
 
 
 def test_evaluation_prints_a_table_or_json(folder):
-    done = transduce("evaluate", "runs/transducer", "pairs.tsv", "--json", folder=folder)
+    done = transduce("evaluate", "runs/transducer", "pairs.tsv", "--format", "json", folder=folder)
     assert done.returncode == 0, done.stderr
     row = json.loads(done.stdout)
     assert row["network"] == "transducer" and row["error"] < 0.2
@@ -189,13 +238,13 @@ def test_lines_of_text_are_transcribed(folder):
     arguments = ("transcribe", "runs/transducer")
     done = in_a_new_process(*arguments, folder=folder, text="ab\nbba\n\n")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["AA BB", "BB BB AA"]
+    assert done.stdout.split("\n") == ["AA BB", "BB BB AA", "", ""]
 
 
 def test_several_outputs_are_printed_with_probabilities_best_first(folder):
     options = ("--n-best", 3, "--beam-width", 8)
     done = transduce("transcribe", "runs/transducer", *options, folder=folder, text="ab\n")
-    probabilities = [float(line.split("\t")[0]) for line in done.stdout.splitlines()]
+    probabilities = [float(line.split("\t")[1]) for line in done.stdout.splitlines()]
     assert len(probabilities) == 3 and probabilities[0] == max(probabilities)
 
 
@@ -204,8 +253,8 @@ def test_ctc_prints_several_outputs_too(folder):
     done = transduce("transcribe", "runs/ctc", *options, folder=folder, text="ab\n")
     assert done.returncode == 0, done.stderr
     rows = [line.split("\t") for line in done.stdout.splitlines()]
-    assert rows[0][1] == "AA BB" and len({output for _, output in rows}) == 3
-    probabilities = [float(probability) for probability, _ in rows]
+    assert rows[0][3] == "AA BB" and len({output for *_, output in rows}) == 3
+    probabilities = [float(probability) for _, probability, _, _ in rows]
     assert probabilities == sorted(probabilities, reverse=True)
     done = transduce("transcribe", "runs/ctc", "--format", "json", folder=folder, text="ab\n")
     assert json.loads(done.stdout)["hypotheses"][0]["timings"] == []
@@ -250,7 +299,7 @@ def another(folder):
 def test_several_runs_are_one_ensemble(another):
     runs = ("runs/transducer", "runs/small/model.safetensors")
     alone, together, first_again = (
-        json.loads(transduce("evaluate", *r, "--json", folder=another).stdout)
+        json.loads(transduce("evaluate", *r, "--format", "json", folder=another).stdout)
         for r in (runs[:1], runs, (runs[0], runs[0]))
     )
     assert together["bits_per_label"] != pytest.approx(alone["bits_per_label"], rel=1e-3)
@@ -292,25 +341,27 @@ def test_each_word_gets_a_line_with_its_pronunciation(folder):
     assert many.stdout == transduce("transcribe", PRONOUNCER[1], folder=folder, text=words).stdout
 
 
-def test_n_best_pronunciations_have_their_word_and_probability(folder):
-    options = ("--n-best", 2, "--beam-width", 5, *PRONOUNCER)
-    done = transduce("phonemize", *options, folder=folder, text="ab\nb\n")
-    rows = [line.split("\t") for line in done.stdout.splitlines()]
-    assert [row[0] for row in rows] == ["ab", "ab", "b", "b"]
-    assert rows[0][2] == "AA BB" and 0 < float(rows[1][1]) < float(rows[0][1]) <= 1
+def test_words_of_people_are_read_with_accents_hyphens_and_punctuation(folder):
+    words = ("\u00e4b", "ab-b\u00e1", "(a, bb.)", "ab")
+    done = transduce("phonemize", *words, *PRONOUNCER, folder=folder)
+    plain = transduce("phonemize", "ab", "ba", "a", "bb", *PRONOUNCER, folder=folder)
+    ab, ba, a, bb = plain.stdout.splitlines()
+    assert (done.returncode, done.stdout) == (0, f"{ab}\n{ab} {ba}\n{a} {bb}\n{ab}\n")
+    assert done.stderr == (  # once
+        "transduce: \u00e4b has a letter that the model does not know; it is read without its "
+        "accent, here and further on\n"
+    )
+    table = transduce("phonemize", "ab-ba", "--n-best", 3, *PRONOUNCER, folder=folder)
+    rows = [line.split("\t") for line in table.stdout.splitlines()]
+    assert [row[0] for row in rows] == ["ab-ba"] * 3 and rows[0][3] == f"{ab} {ba}"
 
 
-def test_a_word_with_an_unknown_letter_is_blank_and_named_in_an_error(folder):
-    done = transduce("phonemize", *PRONOUNCER, folder=folder, text="ab\n\na\u00df\nba\n")
-    assert (done.returncode, done.stdout) == (1, "AA BB\n\n\nBB AA\n")
-    (sentence,) = done.stderr.splitlines()
-    assert "standard input, line 3: a\u00df: '\u00df' is no symbol" in sentence
-    done = transduce("phonemize", "x", *PRONOUNCER, folder=folder)
-    assert (done.returncode, done.stdout) == (1, "\n") and "x: 'x' is no" in done.stderr
+def test_an_unknown_letter_in_an_argument_is_named(folder):
+    done = transduce("phonemize", "x", "ab", *PRONOUNCER, folder=folder)
+    assert (done.returncode, done.stdout) == (1, "\nAA BB\n") and "x: 'x' is no" in done.stderr
 
 
-def test_pronunciations_are_printed_before_the_input_ends(folder):
-    """The command answers the lines it has while more may come."""
+def test_a_closed_output_ends_the_command(folder):
     process = started("phonemize", *PRONOUNCER, folder=folder)
     process.stdin.write("ab\n" * 64)
     process.stdin.flush()
@@ -325,7 +376,6 @@ REFUSALS = {
     "no such recipe": (("train", "nothing.toml"), "nothing.toml cannot be read"),
     "no such run": (("evaluate", "runs/nothing"), "runs/nothing"),
     "no such file": (("transcribe", "runs/transducer", "nothing.txt"), "nothing.txt cannot be"),
-    "sound for letters": (("transcribe", "runs/transducer", "tone.wav"), "tone.wav"),
     "a prediction network": (("transcribe", "runs/prediction", "words.txt"), "prediction network"),
     "a node outside of the lattice": (
         ("plot", "sensitivity", "runs/transducer", "ab", "--at", "2,0"),
@@ -496,3 +546,156 @@ def test_an_error_is_one_sentence(folder, arguments, message):
     assert message in done.stderr and "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+
+
+def test_sound_for_a_model_of_letters_is_an_error_in_its_place(folder):
+    soundfile.write(folder / "tone.wav", np.zeros(1600), 16000)
+    (folder / "words.txt").write_text("ab\n")
+    done = transduce("transcribe", "runs/transducer", "tone.wav", "words.txt", folder=folder)
+    assert (done.returncode, done.stdout) == (1, "\nAA BB\n") and "tone.wav" in done.stderr
+
+
+def test_the_help_of_the_table_shows_its_arguments(tmp_path):
+    shown = transduce("table", "--help", folder=tmp_path).stdout
+    assert "RUNS" in shown and "Folders of runs, or recipes (.toml)" in shown
+
+
+# --- Recognition ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def speech(tmp_path):
+    """Write a model of sound, and sounds in folders, two of equal names."""
+    save_model(sound_model(), tmp_path / "model")
+    for name in ("rec/one/a.wav", "rec/two/a.wav", "rec/b.flac", "rec/two/.hidden.wav"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(tmp_path / name, sound(0.3), RATE)
+    (tmp_path / "rec" / "notes.txt").write_text("no sound")
+    return tmp_path
+
+
+def recognised(*arguments, folder, text=""):
+    options = ("--model", "model", "--beam-width", 2)
+    return transduce("recognize", *arguments, *options, folder=folder, text=text)
+
+
+def written(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
+
+
+def test_a_folder_is_searched_and_its_subfolders_are_kept(speech):
+    done = recognised("rec", "--format", "json", "--output", "out", folder=speech)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert written(speech / "out") == ["b.json", "one/a.json", "two/a.json"]
+    found = json.loads((speech / "out/two/a.json").read_text())
+    assert (found["input"], found["path"]) == ("two/a", "rec/two/a.wav")
+    assert found["seconds"] == 0.3
+    (speech / "empty").mkdir()
+    done = recognised("empty", folder=speech)
+    assert done.returncode == 1 and "empty has no sound files; known suffixes are" in done.stderr
+
+
+def test_files_of_one_name_get_different_outputs(speech):
+    shutil.copy(speech / "rec/one/a.wav", speech / "a.wav")
+    files = ("rec/one/a.wav", "rec/two/a.wav", "a.wav", "rec/b.flac")
+    done = recognised(*files, "--output", "out", folder=speech)
+    assert done.returncode == 0, done.stderr
+    assert written(speech / "out") == ["a.txt", "b.txt", "rec-one-a.txt", "rec-two-a.txt"]
+    lines = recognised(*files, "--format", "json", folder=speech).stdout.splitlines()
+    assert [json.loads(line)["path"] for line in lines] == list(files)
+
+
+def test_a_manifest_names_the_sounds_and_its_bad_lines_fail(speech):
+    lines = [
+        {"audio_filepath": "rec/b.flac"},
+        {"audio_filepath": "rec/gone.flac"},
+        {"audio_filepath": "rec/b.flac", "offset": 0.1, "duration": 0.1},
+    ]
+    (speech / "list.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    done = recognised("list.jsonl", "--output", "out", folder=speech)
+    assert done.returncode == 1 and written(speech / "out") == ["b.txt", "b@0.1.txt"]
+    sentence = done.stderr.splitlines()[0]
+    assert "list.jsonl, line 2: there is no file rec/gone.flac" in sentence
+
+
+def test_a_sound_file_is_read_from_standard_input(speech):
+    content = (speech / "rec/b.flac").read_bytes()
+    found = recognised("-", folder=speech, text=content)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == recognised("rec/b.flac", folder=speech).stdout
+    misspelt = recognised("-", "--reusme", folder=speech)
+    assert misspelt.returncode == 2 and "there is no option --reusme" in misspelt.stderr
+    failed = recognised("-", folder=speech, text=b"no sound")
+    assert failed.returncode == 1
+    assert "standard input: it is not sound that can be read" in failed.stderr
+
+
+def test_outputs_are_neither_overwritten_nor_done_twice_unless_asked_for(speech):
+    options = ("rec", "--output", "out")
+    assert recognised(*options, folder=speech).returncode == 0
+    (speech / "out/b.txt").write_text("mine")
+    (speech / "out/one/a.txt").unlink()
+    refused = recognised(*options, folder=speech)
+    assert refused.returncode == 1 and (speech / "out/b.txt").read_text() == "mine"
+    assert "out/b.txt exists already, as do 1 others; give --overwrite" in refused.stderr
+    assert not (speech / "out/one/a.txt").exists()
+    assert recognised(*options, "--resume", folder=speech).returncode == 0
+    assert (speech / "out/b.txt").read_text() == "mine" and (speech / "out/one/a.txt").exists()
+    assert recognised(*options, "--overwrite", folder=speech).returncode == 0
+    assert (speech / "out/b.txt").read_text() != "mine"
+    for wrong in (("rec", "--resume"), (*options, "--resume", "--overwrite")):
+        done = recognised(*wrong, folder=speech)
+        assert done.returncode == 1 and "--resume" in done.stderr
+
+
+def test_a_killed_recognition_leaves_whole_files_and_is_resumed(speech):
+    content = (speech / "rec/b.flac").read_bytes()
+    (speech / "many").mkdir()
+    for number in range(300):
+        (speech / f"many/{number:03}.flac").write_bytes(content)
+    arguments = ("many", "--model", "model", "--format", "json", "--output", "out")
+    process = started("recognize", *arguments, folder=speech)
+    while not (speech / "out/003.json").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    finished = {path.name for path in (speech / "out").glob("*.json")}
+    assert 4 <= len(finished) < 300
+    for name in finished:
+        json.loads((speech / "out" / name).read_text())
+    times = {name: (speech / "out" / name).stat().st_mtime_ns for name in finished}
+    done = transduce("recognize", *arguments, "--resume", folder=speech)
+    assert done.returncode == 0, done.stderr
+    assert len(list((speech / "out").glob("*.json"))) == 300
+    assert {n: (speech / "out" / n).stat().st_mtime_ns for n in finished} == times
+
+
+def test_a_broken_file_among_good_ones_is_named_and_left_out(speech):
+    (speech / "rec/c.wav").write_bytes(b"RIFF no more")
+    done = recognised("rec", "--format", "json", folder=speech)
+    assert done.returncode == 1
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert ["error" in one for one in found] == [False, True, False, False]
+    [sentence] = [line for line in done.stderr.splitlines() if "c.wav" in line]
+    assert "rec/c.wav is not audio that can be read" in sentence
+
+
+def doubts(done):
+    return [line for line in done.stderr.splitlines() if "warning: " in line]
+
+
+def test_sound_unlike_the_training_data_is_doubted_once(speech, monkeypatch):
+    monkeypatch.setattr(sys.modules["transduce.cli.transcribe"], "LOW_CONFIDENCE", 0.0)
+    assert doubts(recognised("rec", folder=speech)) == []
+    for name in ("x", "y"):
+        soundfile.write(speech / f"{name}.wav", 0.001 * sound(0.3), RATE)
+    for name in ("v", "w"):
+        soundfile.write(speech / f"{name}.wav", sound(0.3, rate=8000), 8000)
+    files = ("x.wav", "y.wav", "v.wav", "w.wav")
+    quiet, slow = doubts(recognised(*files, folder=speech))
+    assert quiet.startswith("transduce: warning: x.wav is almost silent")
+    assert "v.wav has 8000 samples a second where the model was trained on 16000" in slow
+    monkeypatch.setattr(sys.modules["transduce.cli.transcribe"], "LOW_CONFIDENCE", 1.0)
+    [unsure] = doubts(recognised("rec", folder=speech))
+    assert re.search(r"rec/b\.flac is recognised with a mean confidence of 0\.\d\d", unsure)

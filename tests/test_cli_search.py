@@ -73,7 +73,7 @@ def flags(fusion):
 
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_evaluation_searches_as_the_same_options_do_in_python(folder, fusion):
-    arguments = ("evaluate", "runs/unsure", "pairs.tsv", *flags(fusion), "--json")
+    arguments = ("evaluate", "runs/unsure", "pairs.tsv", *flags(fusion), "--format", "json")
     done = transduce(*arguments, folder=folder)
     assert done.returncode == 0, done.stderr
     model = load_model(folder / "runs/unsure")
@@ -120,7 +120,7 @@ def test_outputs_are_sorted_by_probability_without_length_normalisation(folder):
     arguments = ("transcribe", "runs/unsure", "--n-best", 8, "--no-length-normalised")
     done = transduce(*arguments, folder=folder, text="abab\n")
     assert done.returncode == 0, done.stderr
-    probabilities = [float(line.split("\t")[0]) for line in done.stdout.splitlines()]
+    probabilities = [float(line.split("\t")[1]) for line in done.stdout.splitlines()]
     assert len(probabilities) == 8
     assert probabilities == sorted(probabilities, reverse=True)
 

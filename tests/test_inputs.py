@@ -1,5 +1,6 @@
 """The inputs of commands: sound, frames and text, and errors for anything else."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +14,15 @@ from transduce.architectures import NetworkConfig, Transducer
 from transduce.audio.features import Features, FeatureSettings, Statistics
 from transduce.audio.sound import read_wave
 from transduce.cli import app
-from transduce.data.pairs import DataError, Notation
+from transduce.data.pairs import Audio, DataError, Notation, Origin, Pair
 from transduce.model.checkpoint import TrainedModel, save_model
-from transduce.model.inputs import read_input, read_inputs, read_spectrogram
+from transduce.model.inputs import (
+    distinct_names,
+    line_batches,
+    read_input,
+    read_inputs,
+    read_spectrogram,
+)
 from transduce.model.signature import Signature
 
 TARGETS = Alphabet(["AH", "B", "K"])
@@ -87,3 +94,31 @@ def test_figures_of_sound_are_drawn(model, sound, figure, tmp_path, capsys):
     app([str(argument) for argument in arguments], result_action="return_value")
     assert capsys.readouterr().out == f"{output}\n"
     assert output.read_bytes().startswith(b"%PDF")
+
+
+def test_lines_come_in_batches_as_they_are_written():
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as stream:
+        batches = line_batches(stream)
+        os.write(writing, b"\xef\xbb\xbfone\r\ntw")  # with a byte order mark; a line is cut
+        assert next(batches) == ["one\r"]
+        os.write(writing, b"o\n\ncaf\xc3")  # a letter is cut
+        assert next(batches) == ["two", ""]
+        os.write(writing, b"\xa9\n\xff\nlast")
+        os.close(writing)
+        assert list(batches) == [["caf\u00e9", "\ufffd"], ["last"]]
+
+
+def test_equal_names_are_told_apart_by_their_folders():
+    def named(*paths):
+        pairs = [Pair(os.path.basename(p).split(".")[0], Audio(p), (), Origin(p)) for p in paths]
+        return list(distinct_names(pairs))
+
+    assert named("a/x.wav", "b/x.wav", "a/y.wav") == ["a-x", "b-x", "y"]
+    assert named("a/x.wav", "a/x.flac") == ["x.wav", "x.flac"]
+    assert named("x.wav", "x.wav", "x.wav") == ["x", "x-2", "x-3"]
+    assert named("/one/a/x.wav", "/one/x.wav") == ["a-x", "x"]
+    parts = [
+        Pair(f"x@{t}", Audio(f"{a}/x.wav", t, 1.0), (), Origin("m")) for a in "ab" for t in (1, 2)
+    ]
+    assert list(distinct_names(parts)) == ["a-x@1", "a-x@2", "b-x@1", "b-x@2"]

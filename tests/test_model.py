@@ -210,7 +210,7 @@ def test_a_file_and_its_samples_give_the_same_output(tmp_path):
         with_timings=True,
     )
     assert len({one.hypotheses for one in found}) == 1
-    assert all(one.seconds == pytest.approx(0.48) for one in found)
+    assert all(one.seconds == 0.5 for one in found)
     assert len(found[0].hypotheses[0].timings) == len(found[0].symbols)
     with pytest.raises(DataError, match="no file"):
         model(tmp_path / "nothing.wav")
@@ -399,8 +399,8 @@ RECOGNISER = ("--model", "tiny-recogniser")
 def test_a_missing_sound_does_not_stop_the_others(sounds):
     options = ("--beam-width", 2, "--format", "json", "--output", "out", *RECOGNISER)
     done = command("recognize", "a.wav", "nothing.wav", "b.wav", *options, folder=sounds)
-    assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1
-    assert "nothing.wav" in done.stderr
+    [sentence] = [line for line in done.stderr.splitlines() if "warning" not in line]
+    assert done.returncode == 1 and "no file nothing.wav" in sentence
     assert sorted(path.name for path in (sounds / "out").iterdir()) == ["a.json", "b.json"]
 
 

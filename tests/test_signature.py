@@ -10,7 +10,7 @@ import torch
 from transduce.alphabet import Alphabet
 from transduce.audio.features import Features, FeatureSettings, Statistics
 from transduce.audio.sound import read_wave
-from transduce.data.pairs import Audio, DataError, Frames, Notation, Origin, Pair
+from transduce.data.pairs import Audio, DataError, Frames, Notation, Origin, Pair, Recording
 from transduce.model.signature import EmptyInput, Signature
 
 CHARACTERS = Notation("characters", None)
@@ -165,3 +165,92 @@ def test_written_targets_become_labels_and_unknown_ones_are_named():
         SOUND.labels_of(" ")
     with pytest.raises(DataError, match="the model does not know: 'q', at position 1"):
         SOUND.labels_of("B q")
+
+
+ENGLISH = Signature(PHONES, Notation("spaces", None), Alphabet("'abcdefé"), CHARACTERS)
+PLAIN = Signature(PHONES, Notation("spaces", None), Alphabet("'abcdef"), CHARACTERS)
+
+
+@pytest.mark.parametrize(
+    "written, read",
+    [
+        ("café", "cafe"),
+        ("CAFÉ", "cafe"),
+        ("cafe\u0301", "cafe"),  # the accent as a symbol of its own
+        ("(dead),", "dead"),
+        ("\u201cbed\u201d", "bed"),
+        ("b\u2019ed", "b'ed"),
+        ("'bed", "'bed"),  # punctuation that the model knows stays
+        ("\ufb00a", "ffa"),  # a ligature
+    ],
+)
+def test_a_line_is_read_in_the_letters_that_the_model_knows(written, read):
+    example = PLAIN.example(written, unknown="refuse")
+    assert example.frames.tolist() == PLAIN.sources.encode(read)
+    assert example.pair.name == written
+
+
+def test_a_letter_with_an_accent_that_the_model_knows_is_kept():
+    assert ENGLISH.symbols_of("café") == tuple("café")
+    assert ENGLISH.example("CAFÉ").frames.tolist() == ENGLISH.sources.encode("café")
+    assert PLAIN.folds("café") and not ENGLISH.folds("café")
+    assert not PLAIN.folds("(Bed!)")  # neither case nor punctuation is folding
+
+
+def test_a_letter_that_cannot_be_folded_is_named_as_it_was_written():
+    with pytest.raises(DataError, match="cafß: 'ß' is no symbol"):
+        PLAIN.example("cafß", unknown="refuse")
+
+
+@pytest.mark.parametrize("written", ["42", "b42", "4", "b²"])
+def test_numbers_are_refused_in_ten_words(written):
+    with pytest.raises(DataError) as error:
+        PLAIN.example(written, unknown="refuse")
+    sentence = str(error.value).removeprefix(f"{written}: ")
+    assert sentence == "the model does not read numbers; write them as words"
+    assert len(sentence.split()) == 10
+
+
+def test_digits_that_the_model_knows_are_read():
+    digits = Signature(PHONES, CHARACTERS, Alphabet("a1"), CHARACTERS)
+    assert digits.example("a1", unknown="refuse").frames.tolist() == [1, 2]
+
+
+def test_punctuation_alone_is_an_error_but_no_blank_line():
+    with pytest.raises(DataError, match=r"'\?!' has no symbol that the model knows") as error:
+        PLAIN.example("?!")
+    assert not isinstance(error.value, EmptyInput)
+
+
+def test_a_line_is_split_at_spaces_and_hyphens_that_the_model_does_not_know():
+    assert PLAIN.words("a-bad  cab \u2014 faded!") == ["a", "bad", "cab", "faded!"]
+    assert PLAIN.words(" - ") == PLAIN.words("") == []
+    hyphens = Signature(PHONES, CHARACTERS, Alphabet("ab-"), CHARACTERS)
+    assert hyphens.words("a-b a\u2013b") == ["a-b", "a", "b"]
+    sentences = Signature(PHONES, CHARACTERS, Alphabet("ab "), CHARACTERS)
+    assert sentences.words("a-b a") == ["a-b a"]
+    symbols = Signature(PHONES, CHARACTERS, Alphabet(["A", "B"]), Notation("spaces", None))
+    assert symbols.words("A B") == ["A B"]
+    assert symbols.symbols_of("A, B") == ("A,", "B")  # symbols are taken as they are
+
+
+def test_several_words_in_one_input_are_refused_with_advice():
+    with pytest.raises(DataError, match="the model reads single words; give them one by one"):
+        PLAIN.example("bad cab", unknown="refuse")
+    with pytest.raises(DataError, match="single words"):
+        PLAIN.example("bad-cab", unknown="refuse")
+
+
+def test_bytes_that_were_no_utf8_are_named():
+    with pytest.raises(DataError, match="it is not UTF-8; convert it"):
+        PLAIN.example("caf\N{REPLACEMENT CHARACTER}", unknown="refuse")
+
+
+def test_an_example_knows_the_sound_that_it_was_computed_from(sound, tmp_path):
+    soundfile.write(tmp_path / "telephone.wav", np.full(4004, 0.25), 8000)
+    found = SOUND.example(tmp_path / "telephone.wav").recording
+    assert (found.sample_rate, found.seconds) == (8000, 0.5005)
+    assert found.loudest == pytest.approx(0.25, abs=0.05)
+    assert SOUND.example(torch.zeros(1600)).recording == Recording(0.1, 16_000, 0.0)
+    assert SOUND.example(torch.zeros(5, 26)).recording is None
+    assert TEXT.example("ab").recording is None

@@ -1,13 +1,16 @@
 """Transcripts as text, JSON and TextGrids."""
 
 import json
+import random
 import re
 from itertools import pairwise
+from math import exp
+from pathlib import Path
 
 import pytest
 
 from transduce import Alphabet, Hypothesis, Timing
-from transduce.model.transcripts import Transcript, json_lines
+from transduce.model.transcripts import LAST, LEAD, Transcript, join_words, json_lines
 
 PHONES = Alphabet(["AA", "B", '"'])
 BEST = Hypothesis(
@@ -33,23 +36,38 @@ def test_characters_are_joined_without_spaces():
     assert letters.as_text() == "y"
 
 
-def test_several_hypotheses_print_with_their_probabilities():
-    assert transcript(BEST, SECOND).as_text() == '0.6065\tAA B B "\n0.1353\tB'
+def test_several_hypotheses_print_with_their_input_probability_and_score():
+    table = 'a.wav\t0.6065\t-0.1250\tAA B B "\na.wav\t0.1353\t-2.0000\tB'
+    assert transcript(BEST, SECOND).as_text() == transcript(BEST, SECOND).as_table() == table
+    assert transcript(SECOND).as_table() == "a.wav\t0.1353\t-2.0000\tB"
 
 
 def test_timestamps_are_seconds_for_sound_and_vectors_otherwise():
-    lines = transcript(seconds_per_vector=0.01).as_text(timestamps=True).splitlines()
-    assert lines[0] == "AA\t0.010\t0.020\t0.030\t0.900"
-    assert transcript().as_text(timestamps=True).splitlines()[0] == "AA\t1\t2\t3\t0.900"
+    lines = heard().as_text(timestamps=True).splitlines()
+    assert lines[0] == "AA\t0.220\t0.250\t0.350\t0.900"  # start, peak, end, confidence
+    assert transcript().as_text(timestamps=True).splitlines()[:3] == [
+        "AA\t2\t2\t5\t0.900",  # it lasts until the next
+        "B\t5\t5\t5.5\t0.800",  # two labels divide a vector
+        "B\t5.5\t5\t9\t0.700",
+    ]
 
 
 def test_json_has_every_hypothesis_with_its_timings():
-    line = json_lines([transcript(BEST, SECOND, seconds_per_vector=0.5, seconds=6.0)])
+    sound = {"seconds_per_vector": 0.1, "seconds": 6.0, "offset": 0.01, "path": Path("in/a.wav")}
+    line = json_lines([transcript(BEST, SECOND, **sound)])
     found = json.loads(line)
     assert [h["symbols"] for h in found["hypotheses"]] == [["AA", "B", "B", '"'], ["B"]]
-    assert found["hypotheses"][1]["timings"] == [
-        {"start": 1.5, "peak": 2.0, "end": 2.5, "confidence": 0.5}
-    ]
+    [timing] = found["hypotheses"][1]["timings"]
+    assert timing == {
+        "symbol": "B",
+        "start": pytest.approx(0.43),  # LEAD before the peak, the middle of vector 4
+        "peak": pytest.approx(0.46),
+        "end": pytest.approx(0.56),  # LAST after the peak, because nothing follows
+        "earliest": pytest.approx(0.31),  # the start of vector 3
+        "latest": pytest.approx(0.61),  # the end of vector 5
+        "confidence": 0.5,
+    }
+    assert found["input"] == "a.wav" and found["path"] == "in/a.wav"
     assert found["seconds"] == 6.0 and found["times_in"] == "seconds"
 
 
@@ -59,13 +77,71 @@ def intervals(grid):
     return [(float(a), float(b), text) for a, b, text in re.findall(pattern, grid)]
 
 
-def test_a_textgrid_covers_the_sound_without_gaps():
-    found = intervals(transcript(seconds_per_vector=0.1, seconds=1.2).as_textgrid())
-    assert [text for *_, text in found] == ["", "AA", "B", "B", '""']
+def heard(*hypotheses, seconds=1.2):
+    return transcript(*hypotheses, seconds_per_vector=0.1, seconds=seconds)
+
+
+def test_a_textgrid_covers_the_sound_and_its_pauses_without_gaps():
+    found = intervals(heard().as_textgrid())
+    # The peaks are 0.25; 0.525 and 0.575, which share a vector; 0.95.
+    assert [text for *_, text in found] == ["", "AA", "", "B", "B", "", '""', ""]
     assert found[0][0] == 0 and found[-1][1] == 1.2
     for (_, end, _), (start, _, _) in pairwise(found):
-        assert end == pytest.approx(start)
-    assert found[2][:2] == pytest.approx((0.5, 0.55))  # two labels share one vector
+        assert end == start
+    assert found[1][:2] == pytest.approx((0.25 - LEAD, 0.25 + LAST))
+    assert found[3][:2] == pytest.approx((0.525 - LEAD, 0.55))
+    assert found[4][:2] == pytest.approx((0.55, 0.575 + LAST))
+
+
+def test_a_label_lasts_until_the_next_unless_a_pause_is_between():
+    at = Hypothesis((1, 2, 2), -1.0, -1.0, (1, 3, 6))  # peaks 0.15, 0.35, 0.65
+    found = heard(at, seconds=2.0).spans(at)
+    assert found[0].end == found[1].start == pytest.approx(0.35 - LEAD)
+    assert found[1].end == pytest.approx(0.35 + LAST)  # 0.3 s to the next peak hold a pause
+    assert found[2].end == pytest.approx(0.65 + LAST)
+    near = Hypothesis((1, 2), -1.0, -1.0, (1, 1))
+    first, second = heard(near).spans(near)
+    assert first.end == second.start == pytest.approx(0.15)  # half-way, nearer than LEAD
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_intervals_never_overlap_and_stay_within_the_sound(seed):
+    numbers = random.Random(seed)
+    frames = tuple(sorted(numbers.randrange(60) for _ in range(numbers.randrange(25))))
+    labels = (1,) * len(frames)
+    seconds = 60 * 0.02 + numbers.choice((-0.015, 0.0, 0.012))  # the last vector may be cut off
+    found = transcript(
+        Hypothesis(labels, -1.0, -1.0, frames), seconds_per_vector=0.02, seconds=seconds
+    )
+    edges = intervals(found.as_textgrid())
+    assert edges[0][0] == 0 and edges[-1][1] == pytest.approx(seconds)
+    assert sum(text == "AA" for *_, text in edges) == len(frames)
+    for (low, high, _), (start, _, _) in pairwise([*edges, (seconds, 0, "")]):
+        assert low < high == pytest.approx(start)
+    for span in found.spans(found.hypotheses[0]):
+        assert span.start <= span.peak <= span.end
+
+
+def test_times_that_were_not_computed_are_an_error():
+    untimed = transcript(Hypothesis((1,), -1.0, -1.0, ()))
+    for write in (untimed.as_textgrid, lambda: untimed.as_text(timestamps=True)):
+        with pytest.raises(ValueError, match="with_timings=True"):
+            write()
+    assert untimed.as_json()["hypotheses"][0]["timings"] == []
+
+
+def test_words_are_joined_and_their_best_combinations_kept():
+    def word(name, *options):
+        found = tuple(Hypothesis(y, p, p / len(y), ()) for y, p in options)
+        return Transcript(name, found, PHONES, " ")
+
+    ice, cream = word("ice", ((1,), -0.1), ((2,), -2.0)), word("cream", ((2, 2), -0.3))
+    joined = join_words("ice cream", [ice, cream], 2, length_normalised=True)
+    assert joined.as_table() == (
+        f"ice cream\t{exp(-0.4):.4f}\t{-0.4 / 3:.4f}\tAA B B\n"
+        f"ice cream\t{exp(-2.3):.4f}\t{-2.3 / 3:.4f}\tB B B"
+    )
+    assert join_words("ice!", [ice], 2, length_normalised=True).name == "ice!"
 
 
 def test_an_empty_output_is_one_empty_interval():

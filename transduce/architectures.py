@@ -161,9 +161,12 @@ class Transducer(_Trainable):
                 *(self, batch.frames, batch.num_frames, options.max_labels_per_frame),
                 null_bias=options.null_bias,
                 backend=backend,
+                names=batch.names,
             )
             return [(hypothesis,) for hypothesis in found]
-        searched = search_model(self, batch.frames, batch.num_frames, options, backend)
+        searched = search_model(
+            *(self, batch.frames, batch.num_frames, options, backend), names=batch.names
+        )
         return [tuple(hypotheses) for hypotheses in searched]
 
     def _outputs(self, batch: Batch) -> Outputs:

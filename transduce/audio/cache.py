@@ -8,19 +8,20 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import soundfile
 import torch
 from torch import Tensor
 
 from transduce.audio.features import Features, FeatureSettings
 from transduce.audio.sound import read_wave
-from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair
+from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair, Recording
 from transduce.files import write_by_rename
 
 # Increase this when the same settings give other numbers; it makes old cache files unused.
@@ -83,11 +84,11 @@ class FrameReader:
         if not isinstance(source, Audio):
             raise pair.origin.error("the source is text, not audio; give the source alphabet")
         if self.cache is None:
-            return self._compute(source, pair.origin)
+            return self.read(source, pair.origin)[0]
         path = self.cache / f"{self._key(source, pair.origin)}.npy"
         if (frames := _load_cached(path, self.features.settings.size)) is not None:
             return frames
-        frames = self._compute(source, pair.origin)
+        frames, _ = self.read(source, pair.origin)
         content = io.BytesIO()
         np.save(content, frames.numpy())
         write_by_rename(path, content.getvalue())
@@ -126,20 +127,26 @@ class FrameReader:
         finally:
             threads.shutdown(cancel_futures=True)
 
-    @torch.no_grad()
-    def _compute(self, audio: Audio, origin: Origin) -> Tensor:
-        """Compute the frames of a sound; raise a DataError if it is too short or not finite."""
+    def read(self, audio: Audio, origin: Origin) -> tuple[Tensor, Recording]:
+        """Read a sound without the cache; return its frames and what is known of it."""
         settings = self.features.settings
         wave = read_wave(audio, settings.sample_rate, origin, convert=self.convert)
         if len(wave) < settings.window_samples:
             raise origin.error(
                 f"{audio.path} has {1000 * len(wave) / settings.sample_rate:.0f} ms of sound where "
-                f"a window takes {1000 * settings.window:.0f}; leave the line out"
+                f"a window takes {1000 * settings.window:.0f}; leave it out"
             )
-        frames: Tensor = self.features(wave[None])[0][0]
+        frames, recording = self.frames_of(wave)
         if not frames.isfinite().all():
             raise origin.error(f"{audio.path} has samples that are not finite; convert it again")
-        return frames
+        return frames, replace(recording, sample_rate=soundfile.info(audio.path).samplerate)
+
+    @torch.no_grad()
+    def frames_of(self, wave: Tensor) -> tuple[Tensor, Recording]:
+        """Compute the frames of samples [N]; none if they are fewer than a window."""
+        rate = self.features.settings.sample_rate
+        loudest = float(wave.abs().max()) if len(wave) else 0.0
+        return self.features(wave[None])[0][0], Recording(len(wave) / rate, rate, loudest)
 
     def _key(self, audio: Audio, origin: Origin) -> str:
         """Hash the audio's bytes, its offset and duration, and the settings."""

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -14,9 +14,10 @@ from rich.console import Console
 from transduce.cli.runs import Device, load_runs, runs_and_files, test_pairs
 from transduce.cli.search import SearchFlags
 from transduce.cli.terminal import progress_bar, user_errors
-from transduce.data.pairs import DataError, skipped_report
+from transduce.data.pairs import DataError, Pair, skipped_report
 from transduce.evaluation import Evaluation
 from transduce.model.evaluate import evaluate as evaluate_model
+from transduce.model.signature import Signature
 from transduce.tables import error_table, results_table
 
 
@@ -29,11 +30,15 @@ def evaluate(
     search: SearchFlags | None = None,
     device: Device = "auto",
     skip_bad: bool = False,
-    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    form: Annotated[Literal["table", "json"], Parameter(name="--format")] = "table",
 ) -> None:
     """Print the log-loss and error rate of a network or an ensemble.
 
     Example: transduce evaluate runs/letters-transducer --beam-width 10
+
+    Every pair counts: a source symbol that the model does not know is read as nothing, and a
+    message on standard error says how many pairs have one. The exit code is 1 if a pair cannot be
+    read, unless --skip-bad leaves it out.
 
     Parameters
     ----------
@@ -54,8 +59,8 @@ def evaluate(
         The device to compute on.
     skip_bad
         Skip pairs that cannot be read, and print how many there were.
-    as_json
-        Print JSON instead of a table.
+    form
+        The format: a table, or a line of JSON.
     """
     with user_errors():
         runs, files = runs_and_files(run, data)
@@ -63,7 +68,7 @@ def evaluate(
             raise ValueError(f"{files[0]} and {files[1]} are two files of pairs; give only one")
         pairs = files[0] if files else None
         row = evaluate_runs(runs, pairs, target, beam_width, search, device, skip_bad)
-        if as_json:
+        if form == "json":
             print(json.dumps(row.as_dict(), ensure_ascii=False))
         else:
             print_results([row], with_paper=False)
@@ -83,12 +88,26 @@ def evaluate_runs(
     skipped: list[DataError] | None = [] if skip_bad else None
     options = (search or SearchFlags()).options(model.signature, beam_width, target=target)
     pairs = test_pairs(runs, model, data, target, skipped)
+    _report_unknown_symbols(model.signature, pairs)
     names = ", ".join(run.name for run in runs)
     with progress_bar(f"{names}: {len(pairs)} sequences", len(pairs)) as advance:
         row = evaluate_model(model, pairs, options, skipped=skipped, done=advance)
     if skipped:
         print(skipped_report(skipped, len(pairs)), file=sys.stderr)
     return row
+
+
+def _report_unknown_symbols(signature: Signature, pairs: Sequence[Pair]) -> None:
+    """Print a sentence on standard error if sources have symbols that the model does not know."""
+    strange = [pair for pair in pairs if signature.unknown_symbols(pair)]
+    if strange:
+        symbol = signature.unknown_symbols(strange[0])[0]
+        print(
+            f"transduce: {len(strange)} of {len(pairs)} pairs have a source symbol that the model "
+            f"does not know, which is read as nothing; the first is {symbol!r} in "
+            f"{strange[0].origin}",
+            file=sys.stderr,
+        )
 
 
 def print_results(rows: Sequence[Evaluation], *, with_paper: bool) -> None:

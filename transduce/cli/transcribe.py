@@ -1,28 +1,44 @@
-"""The commands that transcribe sound, frames or text."""
+"""The commands that transcribe sound, frames or text.
+
+All follow one rule. Each input has its line of output, in order. A blank line stays blank. For an
+input that fails, such as a text with a symbol that the model does not know, the line is blank; in
+an N-best table it has the input alone, in JSON the error. The error goes to standard error, the
+command goes on, and its exit code is 1.
+"""
 
 from __future__ import annotations
 
-import math
+import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from transduce.cli.runs import Device, load_runs, runs_and_files
-from transduce.cli.search import SearchFlags
+from transduce.cli.search import SearchFlags, sorts_by_length
 from transduce.cli.terminal import progress_bar, user_errors
+from transduce.data.batches import Example
 from transduce.data.pairs import DataError, Pair
+from transduce.decoding.options import SearchOptions
 from transduce.files import write_by_rename
-from transduce.model.inputs import read_inputs
+from transduce.model.inputs import line_batches, read_inputs, read_lines_as_they_come, read_sounds
 from transduce.model.model import MOST_INPUTS, Model, load
-from transduce.model.signature import EmptyInput
-from transduce.model.transcripts import Transcript, json_lines
+from transduce.model.signature import EmptyInput, Signature
+from transduce.model.transcripts import Transcript, join_words, json_lines
 
 Form = Annotated[Literal["txt", "json", "textgrid"], Parameter(name="--format")]
+
+Sound = Annotated[Path, Parameter(allow_leading_hyphen=True)]  # "-" is standard input
+# Sound that `recognize` doubts. The quietest of 781 recordings of speech reached 0.011; speech at a
+# hundredth of its level is hardly recognised. The lowest mean confidence in 173 recordings of clear
+# speech was 0.88; of 15 sounds of white and pink noise, 14 are below 0.85. Music is not told.
+QUIET = 0.01  # the largest sample
+LOW_CONFIDENCE = 0.85  # the mean over the labels: more false alarms against more noise told
 
 
 def transcribe(
@@ -35,11 +51,17 @@ def transcribe(
     timestamps: bool = False,
     form: Form = "txt",
     output: Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
     device: Device = "auto",
 ) -> None:
     """Transcribe sound, frames or lines of text with a network or an ensemble.
 
     Example: echo transducer | transduce transcribe runs/letters-transducer --n-best 3
+
+    The command prints a line for each line of text, file, or line of a manifest. A blank line stays
+    blank. If an input cannot be read, or has a symbol that the model does not know, its line is
+    blank, a message goes to standard error, and the exit code is 1.
 
     Parameters
     ----------
@@ -48,12 +70,13 @@ def transcribe(
         after it make an ensemble.
     files
         Sound files, .npy files of frames, manifests (.jsonl), or text files. Without files, the
-        command reads lines of text from standard input.
+        command reads lines of text from standard input, and answers each when it comes.
     beam_width
         The number of hypotheses to keep after every frame. 1 is the greedy search, unless
         --n-best is more than 1 or timings are needed.
     n_best
-        The number of outputs to print for each input, with their probabilities.
+        The number of outputs to print for each input. If it is more than 1, each is on a line of
+        its own: input, probability, score, output. The best score is first.
     search
         Further options of the search.
     timestamps
@@ -63,6 +86,10 @@ def transcribe(
         The format: plain text, a line of JSON for each input, or a Praat TextGrid.
     output
         A folder for the results, one file for each input, instead of printing them.
+    overwrite
+        Replace files that exist in that folder.
+    resume
+        Leave out inputs whose files exist in that folder.
     device
         The device to compute on.
     """
@@ -71,31 +98,23 @@ def transcribe(
         model = load_runs(runs, device)
         if not model.network.reads_input:
             raise ValueError(f"{run} is a prediction network, which has no input to transcribe")
+        if not inputs and model.signature.sources is None:
+            raise ValueError(f"{run} does not read text; give sound files or .npy files")
         timed = form == "textgrid" or (form == "json" and model.network.has_timings)
         options = (search or SearchFlags()).options(
             model.signature, beam_width, n_best, with_timings=timestamps or timed
         )
-        interactive = not inputs and sys.stdin.isatty()
-        pairs: Iterable[Pair] = read_inputs(model.signature, inputs)
-        total = None
+        write = _Writer(model, options, form, timestamps, output, overwrite, resume)
+        total, batches = None, read_lines_as_they_come(model.signature, sys.stdin)
         if inputs:  # check all of them before the first result
-            pairs = list(pairs)
-            total = len(pairs)
-        write = _Writer(form, timestamps, output)
-        report = _UnknownSymbols(model)
-        results = model.transcripts(
-            report.count_in(pairs),
-            options,
-            unknown="null",
-            at_once=1 if interactive else MOST_INPUTS,
-        )
+            pairs = read_inputs(model.signature, inputs)
+            total, batches = len(pairs), iter([pairs])
         title = "inputs" if total is None else f"{total} inputs"
-        printing = interactive or output is None
+        printing = output is None or (not inputs and sys.stdin.isatty())
         with progress_bar(title, total, while_printing=printing) as advance:
-            for result in results:
-                write(result)
+            for _ in _results(model, batches, options, write, MOST_INPUTS):
                 advance(1)
-        report.print()
+    write.exit()
 
 
 def phonemize(
@@ -109,8 +128,11 @@ def phonemize(
 
     Example: echo transducer | transduce phonemize --n-best 3
 
-    The command prints a line for each word. If the model does not know a letter of the word, that
-    line is blank, a message goes to standard error, and the exit code is 1.
+    The command prints a line for each word, or for each line of standard input, when it comes. A
+    line may have several words; spaces and hyphens divide them. Accents and punctuation that the
+    model does not know are left out. A blank line stays blank. If the model does not know a letter,
+    or there is a number, the line is blank, a message goes to standard error, and the exit code is
+    1.
 
     Parameters
     ----------
@@ -124,50 +146,52 @@ def phonemize(
         --n-best is more than 1.
     n_best
         The number of pronunciations to print for each word. If it is more than 1, each is on a line
-        of its own: word, probability, phonemes.
+        of its own: word, probability, score, phonemes. The best score is first.
     search
         Further options of the search.
     """
-    any_failed = False
     with user_errors():
         pronouncer = load(model)
         if pronouncer.signature.sources is None:
             raise ValueError(f"{model} does not read text; give a model that does")
         options = (search or SearchFlags()).options(pronouncer.signature, beam_width, n_best)
-        at_once = 1 if not words and sys.stdin.isatty() else MOST_INPUTS
-        lines = (line.strip() for line in words or sys.stdin)
-        results = pronouncer.transcribe(lines, options, at_once=at_once)
-        for number, result in enumerate(results, 1):
-            if isinstance(result, DataError) and not isinstance(result, EmptyInput):
-                where = "" if words else f"standard input, line {number}: "
-                print(f"transduce: {where}{result}", file=sys.stderr)
-                any_failed = True
-            print(_pronunciations(result, n_best), flush=True)
-    if any_failed:
-        raise SystemExit(1)
+        write = _Writer(pronouncer, options)
+        number = 0
+        for lines in [list(words)] if words else line_batches(sys.stdin):
+            for line, result in _pronunciations(pronouncer, lines, options):
+                number += 1
+                if isinstance(result, DataError):
+                    where = "" if words else f"standard input, line {number}: "
+                    write.failure(line, result, where)
+                else:
+                    write.result(result)
+    write.exit()
 
 
 def recognize(
-    *sounds: Path,
+    *sounds: Sound,
     model: str = "english-phone-recogniser",
     beam_width: int = 10,
     search: SearchFlags | None = None,
     form: Form = "txt",
     output: Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
 ) -> None:
     """Print the phones in speech and their times.
 
-    Example: transduce recognize speech.wav --format textgrid --output .
+    Example: transduce recognize recordings --format textgrid --output grids
 
     The command prints a line for each phone: its start, peak and end in seconds, and its
-    confidence. In a TextGrid, the interval of a phone reaches from its peak to the next one. If
-    there are several files, the name of each comes before its phones. If a file cannot be read, a
-    message goes to standard error, and the exit code is 1.
+    confidence. If there are several files, the name of each comes before its phones. If a file
+    cannot be read, a message goes to standard error, and the exit code is 1. A warning names the
+    first sound that is unlike the speech that the model was trained on.
 
     Parameters
     ----------
     sounds
-        Sound files with any usual sample rate.
+        Sound files with any usual sample rate; folders, which are searched with their subfolders;
+        manifests (.jsonl); or - for a sound file on standard input.
     model
         The name of a model that ships, or a run that takes sound.
     beam_width
@@ -178,65 +202,125 @@ def recognize(
         The format: plain text, a line of JSON for each file, or a Praat TextGrid.
     output
         A folder for the results, one file for each sound, instead of printing them.
+    overwrite
+        Replace files that exist in that folder.
+    resume
+        Leave out sounds whose files exist in that folder, as after a stop.
     """
-    any_failed = False
+    for misspelt in (path for path in sounds if str(path).startswith("-") and str(path) != "-"):
+        print(
+            f"transduce: there is no option {misspelt}; see transduce recognize --help",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
     with user_errors():
         if not sounds:
-            raise ValueError("there is nothing to recognize; give sound files")
+            raise ValueError("there is nothing to recognize; give sound files or folders")
         recogniser = load(model)
         if recogniser.signature.features is None:
             raise ValueError(f"{model} does not take sound; give a model that does")
         options = (search or SearchFlags()).options(
             recogniser.signature, beam_width, with_timings=True
         )
-        write = _Writer(form, True, output, named=len(sounds) > 1)
-        title, printing = f"{len(sounds)} files", output is None
-        with progress_bar(title, len(sounds), while_printing=printing) as advance:
-            for result in recogniser.transcribe(sounds, options, at_once=1):
-                if isinstance(result, DataError):
-                    print(f"transduce: {result}", file=sys.stderr)
-                    any_failed = True
-                else:
-                    write(result)
+        write = _Writer(recogniser, options, form, True, output, overwrite, resume)
+        skipped: list[DataError] = []
+        inputs = read_sounds(recogniser.signature, sounds, sys.stdin, skipped)
+        for error in skipped:
+            write.failure("", error)
+        write.named = len(inputs) > 1
+        doubts = _Doubts(recogniser.signature.features.sample_rate)
+        title, printing = f"{len(inputs)} sounds", output is None
+        with progress_bar(title, len(inputs), while_printing=printing) as advance:
+            for result in _results(recogniser, iter([inputs]), options, write, 1):
+                if isinstance(result, Transcript):
+                    doubts.print(result)
                 advance(1)
-    if any_failed:
-        raise SystemExit(1)
+    write.exit()
 
 
-def _pronunciations(result: Transcript | DataError, n_best: int) -> str:
-    """Return the lines to print for a word; an empty one if it could not be pronounced."""
-    if isinstance(result, DataError):
-        return ""
-    if n_best == 1:
-        return str(result)
-    return "\n".join(
-        f"{result.name}\t{math.exp(hypothesis.log_prob):.4f}\t{result.output(hypothesis)}"
-        for hypothesis in result.hypotheses
-    )
+def _results(
+    model: Model,
+    batches: Iterator[Sequence[Pair | Example]],
+    options: SearchOptions,
+    write: _Writer,
+    at_once: int,
+) -> Iterator[Transcript | DataError | None]:
+    """Transcribe and write each input, and yield the result; None if its file was finished."""
+    for batch in batches:
+        files = write.claim(batch)
+        finished = [write.resume and file is not None and file.is_file() for file in files]
+        rest = [one for one, done in zip(batch, finished, strict=True) if not done]
+        found = model.transcribe(rest, options, at_once=at_once)
+        for one, file, done in zip(batch, files, finished, strict=True):
+            result = None if done else next(found)
+            if isinstance(result, DataError):
+                write.failure(_pair(one).name, result)
+            elif result is not None:
+                write.result(result, file)
+            yield result
 
 
-class _UnknownSymbols:
-    """A count of the source symbols that a model does not know, and the first of them."""
+def _pronunciations(
+    model: Model, lines: Sequence[str], options: SearchOptions
+) -> Iterator[tuple[str, Transcript | DataError]]:
+    """Yield each line, stripped, and its transcript, which joins those of its words."""
+    lines = [line.strip() for line in lines]
+    words = [model.signature.words(line) for line in lines]
+    found = model.transcribe([word for of_line in words for word in of_line], options)
+    for line, of_line in zip(lines, words, strict=True):
+        results = [next(found) for _ in of_line]
+        error = next((one for one in results if isinstance(one, DataError)), None)
+        if not line:
+            error = EmptyInput("the line is blank; write a word")
+        elif not of_line:
+            error = DataError(f"{line!r} has no symbol that the model knows; give a word")
+        if error is not None:
+            yield line, error
+        else:
+            transcripts = [one for one in results if isinstance(one, Transcript)]
+            by_length = sorts_by_length(model, options)
+            yield (
+                line,
+                join_words(line, transcripts, options.n_best, length_normalised=by_length),
+            )
 
-    def __init__(self, model: Model) -> None:
-        self.signature, self.count, self.first = model.signature, 0, ""
 
-    def count_in(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """Count the unknown symbols of each pair, and yield the pair."""
-        for pair in pairs:
-            for symbol in self.signature.unknown_symbols(pair):
-                self.first = self.first or f"{pair.origin}: {symbol!r}"
-                self.count += 1
-            yield pair
+def _pair(source: Pair | Example) -> Pair:
+    return source.pair if isinstance(source, Example) else source
 
-    def print(self) -> None:
-        """Print one sentence on standard error if there were unknown symbols."""
-        if self.count:
-            more = f", as do {self.count - 1} more in all" if self.count > 1 else ""
-            print(
-                f"transduce: {self.first} was not in the training data and counts as nothing{more};"
-                " do not rely on the outputs for such inputs",
-                file=sys.stderr,
+
+class _Doubts:
+    """Warnings about sound that is unlike the speech of the training data, each kind once."""
+
+    def __init__(self, sample_rate: int) -> None:
+        self.sample_rate, self.told = sample_rate, set[str]()
+
+    def print(self, result: Transcript) -> None:
+        """Print the warnings that the result of a sound calls for."""
+        for kind, doubt in self._doubts(result):
+            if kind not in self.told:
+                self.told.add(kind)
+                where = result.path or result.name
+                others = "further sounds like it are not named"
+                print(f"transduce: warning: {where} {doubt}; {others}", file=sys.stderr)
+
+    def _doubts(self, result: Transcript) -> Iterator[tuple[str, str]]:
+        recording, labels = result.recording, result.hypotheses[0].timings
+        if recording is not None and recording.loudest < QUIET:
+            yield "quiet", "is almost silent, so that little is recognised"
+        elif not labels:
+            yield "nothing", "has nothing that is recognised as speech"
+        elif (confidence := fmean(label.confidence for label in labels)) < LOW_CONFIDENCE:
+            yield (
+                "confidence",
+                f"is recognised with a mean confidence of {confidence:.2f}, which is rare for "
+                "clear speech",
+            )
+        if recording is not None and recording.sample_rate < self.sample_rate:
+            yield (
+                "rate",
+                f"has {recording.sample_rate} samples a second where the model was trained on "
+                f"{self.sample_rate}, so that it makes more errors",
             )
 
 
@@ -245,29 +329,96 @@ class _Writer:
 
     def __init__(
         self,
-        form: str,
-        timestamps: bool,
-        output: Path | None,
-        named: bool = False,  # print the name of the input before its text
+        model: Model,
+        options: SearchOptions,
+        form: str = "txt",
+        timestamps: bool = False,
+        output: Path | None = None,
+        overwrite: bool = False,
+        resume: bool = False,
     ) -> None:
-        self.form, self.timestamps, self.output, self.named = form, timestamps, output, named
+        if (overwrite or resume) and output is None:
+            raise ValueError("--overwrite and --resume go with --output; give a folder")
+        if overwrite and resume:
+            raise ValueError("--overwrite and --resume exclude each other; give one of them")
+        self.form, self.timestamps, self.output = form, timestamps, output
+        self.overwrite, self.resume = overwrite, resume
+        self.named = False  # print the name of the input before its text
         self.names: Counter[str] = Counter()
+        self.signature: Signature = model.signature
+        self.any_failed = self.folded = False
+        self.in_table = form == "txt" and not timestamps and options.n_best > 1
+        if self.in_table:
+            score = "log Pr(y) / |y|" if sorts_by_length(model, options) else "log Pr(y)"
+            columns = f"input, probability, score = {score}, output"
+            print(f"transduce: columns: {columns}; sorted by the score", file=sys.stderr)
 
-    def __call__(self, result: Transcript) -> None:
+    def claim(self, inputs: Iterable[Pair | Example]) -> list[Path | None]:
+        """Return the file for each input's result; raise ValueError if one exists already."""
+        files = [self._file(_pair(one)) for one in inputs]
+        if not (self.overwrite or self.resume):
+            existing = [file for file in files if file is not None and file.is_file()]
+            if existing:
+                others = f", as do {len(existing) - 1} others" if len(existing) > 1 else ""
+                raise ValueError(
+                    f"{existing[0]} exists already{others}; give --overwrite to replace it, or "
+                    "--resume to keep it"
+                )
+        return files
+
+    def result(self, result: Transcript, file: Path | None = None) -> None:
         """Print a transcript at once, or write its file, whole or not at all."""
-        if self.output is None:
-            named = self.named and self.form == "txt"
-            text = self._text(result)
-            print(f"{result.name}\n{text}" if named else text, flush=True)
+        self._note_folding(result)
+        text = self._text(result)
+        if file is not None:
+            write_by_rename(file, (text + "\n").encode())
             return
-        name = result.name.replace(os.sep, "-")
+        named = self.named and self.form == "txt"
+        print(f"{result.name}\n{text}" if named else text, flush=True)
+
+    def failure(self, name: str, error: DataError, where: str = "") -> None:
+        """Print an error, and a line in place of the output; a blank line is no failure."""
+        if not isinstance(error, EmptyInput):
+            self.any_failed = True
+            print(f"transduce: {where}{error}", file=sys.stderr)
+        if self.output is not None or self.form == "textgrid":
+            return
+        if self.form == "json":
+            told = {"input": name, "error": f"{where}{error}"}
+            print(json.dumps(told, ensure_ascii=False), flush=True)
+        elif not self.timestamps:
+            print(f"{name}\t\t\t" if self.in_table and name else "", flush=True)
+
+    def exit(self) -> None:
+        """Exit with code 1 if an input failed."""
+        if self.any_failed:
+            raise SystemExit(1)
+
+    def _file(self, pair: Pair) -> Path | None:
+        """Return a path of its own for each input; a name that is taken gets a number."""
+        if self.output is None:
+            return None
+        is_text = isinstance(pair.source, tuple)
+        name = pair.name.replace(os.sep, "-") if is_text else pair.name
         self.names[name] += 1
-        if self.names[name] > 1:  # an earlier input has the same name
+        if self.names[name] > 1:
             name = f"{name}-{self.names[name]}"
         suffix = {"txt": ".txt", "json": ".json", "textgrid": ".TextGrid"}[self.form]
-        write_by_rename(self.output / (name + suffix), (self._text(result) + "\n").encode())
+        return self.output / (name + suffix)
 
     def _text(self, result: Transcript) -> str:
         if self.form == "json":
             return json_lines([result])
-        return result.as_textgrid() if self.form == "textgrid" else result.as_text(self.timestamps)
+        if self.form == "textgrid":
+            return result.as_textgrid()
+        return result.as_table() if self.in_table else result.as_text(self.timestamps)
+
+    def _note_folding(self, result: Transcript) -> None:
+        """Say once that letters were read without their accents."""
+        if not self.folded and self.signature.folds(result.name):
+            self.folded = True
+            print(
+                f"transduce: {result.name} has a letter that the model does not know; it is read "
+                "without its accent, here and further on",
+                file=sys.stderr,
+            )

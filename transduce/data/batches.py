@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from transduce.data.pairs import Pair
+from transduce.data.pairs import Pair, Recording
 from transduce.sequences import reverse_padded
 
 
@@ -22,6 +22,7 @@ class Example:
     pair: Pair
     frames: Tensor  # [T, D]; for text, ids [T]
     labels: Tensor  # [U], ids
+    recording: Recording | None = None  # the sound that the frames were computed from
 
     @property
     def num_frames(self) -> int:
@@ -58,6 +59,12 @@ class Batch:
             labels,
             torch.tensor([example.num_labels for example in examples]),
         )
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the items in messages: those of the pairs, if there are any."""
+        numbers = [f"item {b}" for b in range(len(self.num_frames))]
+        return [repr(pair.name) for pair in self.pairs] or numbers
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

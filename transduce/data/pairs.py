@@ -50,6 +50,15 @@ class Audio:
 
 
 @dataclass(frozen=True)
+class Recording:
+    """What is known of a sound once it has been read."""
+
+    seconds: float
+    sample_rate: int  # before it was resampled
+    loudest: float  # the largest absolute value of its samples, which are in [-1, 1]
+
+
+@dataclass(frozen=True)
 class Frames:
     """A .npy file of feature vectors [T, D]."""
 

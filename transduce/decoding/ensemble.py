@@ -109,7 +109,7 @@ class Ensemble(nn.Module):
             beams = [group.search(most_labels, options.beam_width, kept) for group in groups]
             if bounded := set().union(*(beam.bounded for beam in beams)):
                 warnings.warn(
-                    f"item {heard[min(bounded)]} had not ended after "
+                    f"{batch.names[heard[min(bounded)]]} had not ended after "
                     f"{options.max_labels_per_frame} labels for each of its frames; longer "
                     "sequences were not looked at",
                     stacklevel=2,

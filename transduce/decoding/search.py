@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack, cast
 
@@ -90,12 +90,13 @@ def search_model(
     num_frames: Tensor,
     options: SearchOptions,
     backend: Backend = "auto",
+    names: Sequence[str] | None = None,  # of the utterances, in warnings
 ) -> list[list[Hypothesis]]:
     """Run `beam_search` with its options in a record."""
     with eval_mode(model, options.fusion):
         transcriptions = transcribe(model, frames, num_frames, backend)
         found = run_search(
-            transcriptions, model.prediction_network, joint_of(model), options, backend
+            transcriptions, model.prediction_network, joint_of(model), options, backend, names
         )
     if not reads_backwards(model):
         return found
@@ -114,6 +115,7 @@ def greedy_search(
     *,
     null_bias: float = 0.0,
     backend: Backend = "auto",
+    names: Sequence[str] | None = None,  # of the utterances, in warnings
 ) -> list[Hypothesis]:
     """Return the alignment that takes the most probable output at every node, for each utterance.
 
@@ -136,7 +138,8 @@ def greedy_search(
             transcriptions, model.prediction_network, joint_of(model), options, backend
         )
         found = _backend(problem, backend).greedy_searches(problem)
-    _warn_of_bounds([one.num_bounded for one in found], transcriptions, max_labels_per_frame)
+    num_bounded = [one.num_bounded for one in found]
+    _warn_of_bounds(num_bounded, transcriptions, max_labels_per_frame, names)
     hypotheses = [_alignment(one) for one in found]
     if not reads_backwards(model):
         return hypotheses
@@ -157,6 +160,7 @@ def run_search(
     joint: Joint | None,
     options: SearchOptions,
     backend: Backend,
+    names: Sequence[str] | None = None,
 ) -> list[list[Hypothesis]]:
     """Search each utterance, and compute the timings that are asked for."""
     if not any(len(f) for f in transcriptions):
@@ -165,9 +169,8 @@ def run_search(
         check_numbers(b, f)
     problem = _problem(transcriptions, network, joint, options, backend)
     found = _backend(problem, backend).beam_searches(problem)
-    _warn_of_bounds(
-        [one.num_bounded for one in found], transcriptions, options.max_labels_per_frame
-    )
+    num_bounded = [one.num_bounded for one in found]
+    _warn_of_bounds(num_bounded, transcriptions, options.max_labels_per_frame, names)
     return [
         [
             _hypothesis(problem, f, *one)
@@ -341,14 +344,20 @@ def _network_backend(backend: Backend) -> Backend:
     return "eager" if backend == "eager" else "auto"
 
 
-def _warn_of_bounds(num_bounded: list[int], transcriptions: list[Tensor], bound: int) -> None:
+def _warn_of_bounds(
+    num_bounded: list[int],
+    transcriptions: list[Tensor],
+    bound: int,
+    names: Sequence[str] | None,
+) -> None:
     bounded = [b for b, count in enumerate(num_bounded) if count > 0]
     if bounded:
         b = bounded[0]
+        name = f"item {b}" if names is None else names[b]
         others = f" and in {len(bounded) - 1} other items" if len(bounded) > 1 else ""
         warnings.warn(
             f"max_labels_per_frame = {bound} was met in {num_bounded[b]} of the "
-            f"{len(transcriptions[b])} frames of item {b}{others}; hypotheses with more labels in "
+            f"{len(transcriptions[b])} frames of {name}{others}; hypotheses with more labels in "
             "a frame were not looked at",
             stacklevel=_caller_level(),
         )

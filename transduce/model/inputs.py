@@ -2,24 +2,118 @@
 
 from __future__ import annotations
 
-import sys
+import io
+import os
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
+import soundfile
 from torch import Tensor
 
 from transduce.audio.cache import FrameReader
+from transduce.audio.resampling import RateError
+from transduce.audio.sound import UnreadableSound, decode
+from transduce.data.batches import Example
 from transduce.data.manifest import read_manifest
 from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair
 from transduce.model.signature import Signature
 
 SOUNDS = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".sph", ".nist"}
+STANDARD_INPUT = Path("standard input")
+CHUNK = 65_536  # bytes read at once from standard input: the size of a pipe's buffer
 
 
-def read_inputs(signature: Signature, files: Sequence[Path]) -> Iterator[Pair]:
-    """Yield the inputs of the files as pairs without targets; without files, those of stdin."""
-    if not files:
-        yield from _line_pairs(signature, sys.stdin, Path("standard input"))
+def read_inputs(signature: Signature, files: Sequence[Path]) -> list[Pair]:
+    """Read the inputs of files as pairs without targets: a pair for each line, blank or not."""
+    pairs = list(_inputs(signature, files))
+    names = distinct_names([pair for pair in pairs if not isinstance(pair.source, tuple)])
+    return [
+        pair if isinstance(pair.source, tuple) else replace(pair, name=next(names))
+        for pair in pairs
+    ]
+
+
+def line_batches(stream: TextIO) -> Iterator[list[str]]:
+    """Yield the lines of a stream as they come: each time, all that are there without waiting."""
+    try:
+        file = stream.fileno()
+    except OSError:  # a stream in memory
+        yield list(stream)
+        return
+    rest, mark = b"", b"\xef\xbb\xbf"  # the byte order mark of UTF-8
+    while chunk := os.read(file, CHUNK):
+        *lines, rest = (rest + chunk.removeprefix(mark)).split(b"\n")
+        mark = b""
+        yield [line.decode("utf-8", "replace") for line in lines]
+    if rest:
+        yield [rest.decode("utf-8", "replace")]
+
+
+def read_lines_as_they_come(signature: Signature, stream: TextIO) -> Iterator[list[Pair]]:
+    """Yield the lines of standard input as pairs, in the batches of `line_batches`."""
+    count = 0
+    for lines in line_batches(stream):
+        yield list(_line_pairs(signature, lines, STANDARD_INPUT, count + 1))
+        count += len(lines)
+
+
+def read_sounds(
+    signature: Signature, paths: Sequence[Path], stream: TextIO, skipped: list[DataError]
+) -> list[Pair | Example]:
+    """Read the inputs of a model of sound: files, folders, manifests.
+
+    "-" is a sound file in `stream`. Folders are searched with all their subfolders, which the names
+    of their sounds keep. No two names are equal. Append the errors of a manifest's lines to
+    `skipped`.
+    """
+    found: list[Pair | Example] = []
+    for path in paths:
+        if str(path) == "-":
+            found.append(_stream_example(signature, stream))
+        elif path.is_dir():
+            found += _folder_pairs(path)
+        elif path.suffix == ".jsonl":
+            found += read_manifest(path, None, skipped=skipped)
+        else:
+            found.append(_file_pair(path) or Pair(path.stem, Audio(path), (), Origin(path)))
+    names = distinct_names([one for one in found if isinstance(one, Pair)])
+    return [replace(one, name=next(names)) if isinstance(one, Pair) else one for one in found]
+
+
+def distinct_names(pairs: Sequence[Pair]) -> Iterator[str]:
+    """Yield a name for each pair of a file; to equal names, add the folders in which they differ.
+
+    Names that are equal nevertheless get a number.
+    """
+    same: dict[str, set[Path]] = defaultdict(set)
+    for pair in pairs:
+        same[pair.name].add(_path(pair).absolute())
+    names: Counter[str] = Counter()
+    for pair in pairs:
+        name = _longer_name(pair, same[pair.name]) if len(same[pair.name]) > 1 else pair.name
+        names[name] += 1
+        yield name if names[name] == 1 else f"{name}-{names[name]}"
+
+
+def _longer_name(pair: Pair, paths: set[Path]) -> str:
+    """Name a pair after its path below the folder that all `paths` share."""
+    shared = os.path.commonpath([path.parent for path in paths])
+    stems = {path.relative_to(shared).with_suffix("") for path in paths}
+    path = _path(pair).absolute().relative_to(shared)
+    name = "-".join((path.with_suffix("") if len(stems) == len(paths) else path).parts)
+    start = pair.source.start if isinstance(pair.source, Audio) else None
+    return name if start is None else f"{name}@{start:g}"
+
+
+def _path(pair: Pair) -> Path:
+    assert not isinstance(pair.source, tuple)
+    return pair.source.path
+
+
+def _inputs(signature: Signature, files: Sequence[Path]) -> Iterator[Pair]:
     for file in files:
         if file.suffix == ".jsonl":
             yield from read_manifest(file, None)
@@ -29,11 +123,51 @@ def read_inputs(signature: Signature, files: Sequence[Path]) -> Iterator[Pair]:
             yield from _line_pairs(signature, _lines(file), file)
 
 
+def _folder_pairs(folder: Path) -> list[Pair]:
+    """Return the sounds in a folder and its subfolders, sorted; leave out hidden files."""
+    files = [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.suffix.lower() in SOUNDS and not file.name.startswith(".") and file.is_file()
+    ]
+    if not files:
+        raise DataError(
+            f"{folder} has no sound files; known suffixes are {', '.join(sorted(SOUNDS))}"
+        )
+    return [
+        Pair(file.relative_to(folder).with_suffix("").as_posix(), Audio(file), (), Origin(file))
+        for file in files
+    ]
+
+
+def _stream_example(signature: Signature, stream: TextIO) -> Example:
+    """Read a sound file from a stream, such as standard input."""
+    origin, features = Origin(STANDARD_INPUT), signature.features
+    if features is None:
+        raise origin.error("the model does not take sound; give a model that does")
+    rate = features.sample_rate
+
+    def note_rate(sound: soundfile.SoundFile) -> None:
+        nonlocal rate
+        rate = sound.samplerate
+
+    try:
+        wave = decode(io.BytesIO(stream.buffer.read()), features.sample_rate, note_rate)
+    except (UnreadableSound, RateError) as error:
+        reason = f" ({error})" if str(error) else ""
+        raise origin.error(f"it is not sound that can be read{reason}; send WAV or FLAC") from None
+    if len(wave) < features.window_samples or not wave.isfinite().all():
+        raise origin.error("it is shorter than a window, or not finite; send another sound")
+    example = signature.example(wave, name="standard-input")
+    assert example.recording is not None
+    return replace(example, recording=replace(example.recording, sample_rate=rate))
+
+
 def read_input(signature: Signature, source: str) -> Pair:
     """Return one input as a pair: a line of text, or a file of sound or frames."""
     if signature.source_notation is not None:
         wanted, text = "a line of text", source.strip()
-        symbols = signature.source_notation.symbols(text)
+        symbols = signature.symbols_of(text)
         pair = Pair(text, symbols, (), Origin(Path("the input"))) if text else None
     else:
         wanted, pair = "a sound file or a .npy file", _file_pair(Path(source))
@@ -59,21 +193,25 @@ def _file_pair(file: Path) -> Pair | None:
     return None
 
 
-def _line_pairs(signature: Signature, lines: Iterable[str], file: Path) -> Iterator[Pair]:
-    """Yield a pair for each line that is not blank."""
-    notation = signature.source_notation
-    for number, line in enumerate(lines, 1):
+def _line_pairs(
+    signature: Signature, lines: Iterable[str], file: Path, first: int = 1
+) -> Iterator[Pair]:
+    """Yield a pair for each line; that of a blank line has no symbols."""
+    for number, line in enumerate(lines, first):
         origin = Origin(file, number)
-        if notation is None:
+        if signature.source_notation is None:
             raise origin.error("it is text, but the network takes sound; give sound files")
-        if text := line.strip():
-            yield Pair(text, notation.symbols(text), (), origin)
+        text = line.strip()
+        # Punctuation alone stays as it is, and is refused, unlike a blank line.
+        symbols = signature.symbols_of(text) or signature.source_notation.symbols(text)
+        yield Pair(text, symbols, (), origin)
 
 
 def _lines(file: Path) -> list[str]:
     """Read the lines of a text file; raise a DataError if it is none."""
     try:
-        return file.read_text("utf-8").splitlines()
+        text = file.read_text("utf-8-sig")
+        return text.removesuffix("\n").split("\n") if text else []
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}); check the path") from None
     except UnicodeDecodeError:

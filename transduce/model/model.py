@@ -64,9 +64,10 @@ def model_path(model: str | Path) -> Path:
 class Model(TrainedModel):
     """A trained model as a function of one input or of a list of inputs.
 
-    A model of text takes a word or line. It tries a letter that it does not know in the other case,
-    and raises a DataError if it does not know that either. A model of sound takes the path of a
-    sound file, samples [N] in [-1, 1] at its own rate, or frames [T, D].
+    A model of text takes a word or line. It tries a letter that it does not know in the other case
+    and without its accent, leaves out punctuation at both ends, and raises a DataError if it does
+    not know a letter even so. A model of sound takes the path of a sound file, samples [N] in
+    [-1, 1] at its own rate, or frames [T, D].
 
     The result is a transcript: `str(model("word"))` is the output, `symbols` are those of the best
     hypothesis, and `hypotheses` have probabilities and, on request, timings. Many threads may call
@@ -180,13 +181,18 @@ class Model(TrainedModel):
 
     def transcript(self, example: Example, hypotheses: Hypotheses) -> Transcript:
         """Make a transcript of an example's hypotheses, with times in seconds if it is sound."""
-        signature = self.signature
-        shift = seconds = None
-        if signature.features is not None and not isinstance(example.pair.source, Frames):
-            shift = signature.features.shift * self.config.pooling
-            seconds = example.num_frames * signature.features.shift
-        written = (signature.targets, signature.separator)
-        return Transcript(example.pair.name, hypotheses, *written, shift, seconds)
+        signature, source, recording = self.signature, example.pair.source, example.recording
+        written = (example.pair.name, hypotheses, signature.targets, signature.separator)
+        path = None if isinstance(source, tuple) else source.path
+        if signature.features is None or isinstance(source, Frames):
+            return Transcript(*written, path=path)
+        shift, window = signature.features.shift, signature.features.window
+        # Without the sound, its duration is that of its windows.
+        seconds = (example.num_frames - 1) * shift + window
+        seconds = seconds if recording is None else recording.seconds
+        # A frame stands for the time around the middle of its window.
+        times = (shift * self.config.pooling, seconds, (window - shift) / 2)
+        return Transcript(*written, *times, path, recording)
 
     def to(self, device: torch.device | str) -> Model:
         """Move the network to a device; return the model."""

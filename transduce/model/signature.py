@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +25,7 @@ from transduce.data.pairs import (
     Notation,
     Origin,
     Pair,
+    Recording,
     Symbols,
     encode,
     skipping,
@@ -34,6 +37,7 @@ from transduce.data.pairs import (
 Source = str | Path | Symbols | Audio | Frames | Tensor | np.ndarray | Pair | Example
 # A source symbol that the model does not know raises a DataError, or becomes null.
 Unknown = Literal["refuse", "null"]
+DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015"  # hyphens and dashes, which divide words
 
 
 @cache
@@ -43,7 +47,7 @@ def _frame_reader(settings: FeatureSettings | None) -> FrameReader:
 
 
 class EmptyInput(DataError):
-    """The error of a text without symbols."""
+    """The error of a blank text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,18 +85,21 @@ class Signature:
     ) -> Example:
         """Make an example of any input, in the form that the network takes.
 
-        A model of text takes a line, symbols, or a pair of symbols. It tries a symbol that it does
-        not know in the other case first. A model of sound takes a file (resampled if necessary),
-        samples [N] in [-1, 1] at its own rate, or frames [T, D] before normalisation, also in a
-        .npy file. An example is returned as it is. `frames` are the frames of a pair, if they were
-        read already. With `with_labels` the pair's target becomes the labels. `name` names the
-        input in errors and transcripts. Raise a DataError if the input does not fit the model.
+        A model of text takes a line, symbols, or a pair of symbols. It splits a line as
+        `symbols_of` does, and tries a symbol that it does not know in the other case first. A model
+        of sound takes a file (resampled if necessary), samples [N] in [-1, 1] at its own rate, or
+        frames [T, D] before normalisation, also in a .npy file. An example is returned as it is.
+        `frames` are the frames of a pair, if they were read already. With `with_labels` the pair's
+        target becomes the labels. `name` names the input in errors and transcripts. Raise a
+        DataError if the input does not fit the model.
         """
         if isinstance(source, Example):
             return source
+        recording = None
         if isinstance(source, np.ndarray | Tensor):
             numbers = torch.as_tensor(source).to("cpu", torch.float32)
-            frames, source = self._frames_of(numbers), ()
+            frames, recording = self._frames_of(numbers)
+            source = ()
         pair = source if isinstance(source, Pair) else self._pair(source, name)
         ids = encode(pair, pair.target, self.targets) if with_labels else []
         labels = torch.tensor(ids, dtype=torch.int64)
@@ -102,14 +109,16 @@ class Signature:
             if not with_labels:
                 raise pair.origin.error("a prediction network takes no source; give it labels")
             return Example(pair, torch.empty(0, dtype=torch.int64), labels)
-        if frames is None:
+        if frames is None and isinstance(pair.source, Audio):
+            frames, recording = _frame_reader(self.features).read(pair.source, pair.origin)
+        elif frames is None:
             frames = _frame_reader(self.features)(pair)
         if frames.shape[1] != self.input_size:
             raise pair.origin.error(
                 f"there are {frames.shape[1]} numbers a frame where the model was trained on "
                 f"{self.input_size}; compute them with its settings"
             )
-        return Example(pair, self.statistics.normalise(frames), labels)
+        return Example(pair, self.statistics.normalise(frames), labels, recording)
 
     def examples(
         self,
@@ -137,6 +146,60 @@ class Signature:
                 )
         return examples
 
+    def symbols_of(self, line: str) -> Symbols:
+        """Split a line of text into source symbols, as far as possible such that the model knows.
+
+        A model of characters leaves out punctuation at both ends, and reads a letter with an accent
+        as the letter alone (NFKD without combining marks), unless it knows them.
+        """
+        if self.source_notation is None or self.sources is None:
+            raise DataError("the model does not read text; give it what it reads")
+        symbols = self.source_notation.symbols(line)
+        if self.source_notation.split != "characters" or not self.sources.unknown(symbols):
+            return symbols
+        first, last = 0, len(symbols)
+        while first < last and self._is_foreign_punctuation(symbols[first]):
+            first += 1
+        while first < last and self._is_foreign_punctuation(symbols[last - 1]):
+            last -= 1
+        return tuple(part for symbol in symbols[first:last] for part in self._fold(symbol))
+
+    def folds(self, line: str) -> bool:
+        """Return whether `symbols_of` reads a letter of the line as another one."""
+        notation = self.source_notation
+        if self.sources is None or notation is None or notation.split != "characters":
+            return False
+        return any(self._fold(c) != (c,) for c in self.sources.unknown(notation.symbols(line)))
+
+    def words(self, line: str) -> list[str]:
+        """Split a line at spaces, hyphens and dashes; return [line] if the model reads spaces.
+
+        A hyphen or dash that the model reads does not split. Leave out punctuation that stands
+        alone.
+        """
+        if self.sources is None or self.source_notation is None:
+            raise DataError("the model does not read text; give it what it reads")
+        known, symbols = self.sources.symbols, self.source_notation.symbols(line)
+        is_whole = " " in known or self.source_notation.split != "characters"
+        if is_whole or not self.sources.unknown(symbols):
+            return [line] if symbols else []
+        dashes = "".join(re.escape(dash) for dash in DASHES if dash not in known)
+        return [word for word in re.split(rf"[\s{dashes}]+", line) if self.symbols_of(word)]
+
+    def _fold(self, symbol: str) -> Symbols:
+        """Return the known letters that an unknown one consists of; itself if there are none."""
+        assert self.sources is not None
+        if not self.sources.unknown([symbol]):
+            return (symbol,)
+        parts = unicodedata.normalize("NFKD", symbol)
+        letters = tuple(part for part in parts if not unicodedata.combining(part))
+        return (symbol,) if self.sources.unknown(letters) else letters
+
+    def _is_foreign_punctuation(self, symbol: str) -> bool:
+        assert self.sources is not None
+        is_mark = unicodedata.category(symbol).startswith("P")
+        return is_mark and bool(self.sources.unknown([symbol]))
+
     def unknown_symbols(self, pair: Pair) -> list[str]:
         """Return the source symbols of a pair, in order, that the model does not know."""
         if self.sources is None or not isinstance(pair.source, tuple):
@@ -148,7 +211,9 @@ class Signature:
         inside: Symbols | Audio | Frames
         if self.sources is not None:
             if isinstance(source, str) and self.source_notation is not None:
-                name, inside = name or source, self.source_notation.symbols(source)
+                name, inside = name or source, self.symbols_of(source)
+                if source.strip() and not inside:
+                    raise DataError(f"{source!r} has no symbol that the model knows; give a word")
             elif isinstance(source, tuple):
                 name, inside = name or " ".join(source), source
             else:
@@ -173,17 +238,26 @@ class Signature:
         assert self.sources is not None
         symbols = source_symbols(pair)
         if not symbols:
-            raise pair.origin.error("the source is empty; write it, or leave the line out")
-        if unknown == "refuse":
-            for symbol in self.sources.unknown(symbols):
-                raise pair.origin.error(
-                    f"{symbol!r} is no symbol that the model knows; it knows "
-                    f"{' '.join(sorted(self.sources.symbols))}"
-                )
+            problem = "the source is empty; write it, or leave the line out"
+            raise EmptyInput(f"{pair.origin}: {problem}")
+        if unknown == "refuse" and (strange := self.sources.unknown(symbols)):
+            raise pair.origin.error(self._refusal(strange))
         return torch.tensor(self.sources.encode_or_null(symbols))
 
-    def _frames_of(self, numbers: Tensor) -> Tensor:
-        """Return the frames [T, D] of samples [N], or frames as they are."""
+    def _refusal(self, unknown: Sequence[str]) -> str:
+        """Say why a text with unknown symbols is refused, and what to do."""
+        assert self.sources is not None
+        if any(symbol.isdigit() for symbol in unknown):
+            return "the model does not read numbers; write them as words"
+        if any(symbol.isspace() or symbol in DASHES for symbol in unknown):
+            return "the model reads single words; give them one by one"
+        if "\N{REPLACEMENT CHARACTER}" in unknown:
+            return "it is not UTF-8; convert it"
+        known = " ".join(sorted(self.sources.symbols))
+        return f"{unknown[0]!r} is no symbol that the model knows; it knows {known}"
+
+    def _frames_of(self, numbers: Tensor) -> tuple[Tensor, Recording | None]:
+        """Return the frames [T, D] and the recording of samples [N], or frames as they are."""
         if self.sources is not None:
             raise DataError("the model reads text, not numbers; give it text")
         if numbers.ndim == 1:
@@ -192,11 +266,10 @@ class Signature:
                     "the model reads frames that were computed elsewhere, not sound; give frames "
                     "[T, D]"
                 )
-            computed: Tensor = _frame_reader(self.features).features(numbers[None])[0][0]
-            return computed
+            return _frame_reader(self.features).frames_of(numbers)
         if numbers.ndim != 2:
             raise DataError("the model reads sound; give it a file, samples [N], or frames [T, D]")
-        return numbers
+        return numbers, None
 
     # --- Outputs ---
 

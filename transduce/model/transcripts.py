@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from math import exp
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise, product
+from math import exp, inf
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from transduce.alphabet import Alphabet
+from transduce.data.pairs import Recording
 from transduce.decoding import Hypothesis
+
+# The interval of a label in sound, in seconds. A transducer emits a phone soon after it has begun.
+# Against the hand labels of 160 TIMIT sentences, these numbers place 63 % of the phones' starts and
+# 61 % of their ends within 20 ms, and tell speech from pauses in 95 % of the time. (Edges half-way
+# between peaks: 54, 54 and 94 %. Each phone from its vector to the next: 59, 56 and 91 %.)
+LEAD = 0.03  # a label starts at most so long before its peak
+PAUSE = 0.25  # peaks further apart have a pause between them: fewer pauses against surer ones
+LAST = 0.1  # a label before a pause ends so long after its peak
+
+
+class Span(NamedTuple):
+    """The interval of a label, and the time of its emission on the best alignment."""
+
+    start: float
+    peak: float
+    end: float
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """The hypotheses of one input, best first, in symbols."""
+    """The hypotheses of one input, best first, in symbols.
+
+    Times are in seconds if the input is sound; otherwise they are transcription vectors from 0.
+    """
 
     name: str  # of the input
     hypotheses: tuple[Hypothesis, ...]
@@ -23,6 +44,9 @@ class Transcript:
     separator: str  # between symbols: a space, or nothing where they are characters
     seconds_per_vector: float | None = None  # of the transcription; None unless it is of sound
     seconds: float | None = None  # the duration of the sound
+    offset: float = 0.0  # seconds from the start of the sound to that of vector 0
+    path: Path | None = None  # the file of the input
+    recording: Recording | None = None  # the sound as it was read
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -40,36 +64,92 @@ class Transcript:
         """Write the symbols of a hypothesis."""
         return self.separator.join(self.alphabet.decode(hypothesis.labels))
 
-    def as_text(self, timestamps: bool = False) -> str:
-        """Write the output; of several hypotheses, a line each with its probability.
+    # --- Times ---
 
-        With `timestamps`, write a line for each label of the best hypothesis: the symbol, the
-        start, peak and end of its emission, and its confidence.
+    def spans(self, hypothesis: Hypothesis) -> list[Span]:
+        """Return the interval of each label; intervals never overlap.
+
+        In sound, the peak of a label is the middle of the vector that emits it. The label starts
+        half-way since the previous peak, but at most LEAD before its own, and lasts until the next
+        one starts. If the next peak is more than PAUSE away, it ends LAST after its peak, and the
+        time between is a pause. Otherwise, a label lasts from its vector to that of the next label.
+        Labels of one vector divide it equally.
+        """
+        if len(hypothesis.frames) != len(hypothesis.labels):
+            raise ValueError("there are no timings; ask for them with with_timings=True")
+        if not hypothesis.frames:
+            return []
+        shares = list(_shares(hypothesis.frames))
+        if self.seconds_per_vector is None:
+            starts = [float(frame + low) for frame, low, _ in shares]
+            ends = [*starts[1:], hypothesis.frames[-1] + 1.0]
+            peaks: list[float] = list(hypothesis.frames)
+        else:
+            peaks = [self._peak(*share) for share in shares]
+            edges = [max(later - LEAD, (earlier + later) / 2) for earlier, later in pairwise(peaks)]
+            is_pause = [later - earlier > PAUSE for earlier, later in pairwise(peaks)]
+            starts = [
+                max(0.0, peak - LEAD) if pause else edge
+                for peak, edge, pause in zip(peaks, [0.0, *edges], [True, *is_pause], strict=True)
+            ]
+            duration = inf if self.seconds is None else self.seconds
+            ends = [
+                min(duration, peak + LAST) if pause else edge
+                for peak, edge, pause in zip(peaks, [*edges, 0.0], [*is_pause, True], strict=True)
+            ]
+        return [Span(*span) for span in zip(starts, peaks, ends, strict=True)]
+
+    def _peak(self, frame: int, low: float, high: float) -> float:
+        """Return the middle of a share of a vector, in seconds; the sound may cut the vector."""
+        first, last = self._seconds_at(frame), self._seconds_at(frame + 1)
+        return first + (last - first) * (low + high) / 2
+
+    def _seconds_at(self, vector: int) -> float:
+        """Return when a vector starts, within the sound."""
+        assert self.seconds_per_vector is not None
+        start = self.offset + vector * self.seconds_per_vector
+        return start if self.seconds is None else min(start, self.seconds)
+
+    # --- Forms ---
+
+    def as_text(self, timestamps: bool = False) -> str:
+        """Write the output; of several hypotheses, the lines of `as_table`.
+
+        With `timestamps`, write a line for each label of the best hypothesis: the symbol, its
+        start, peak and end, and its confidence.
         """
         if timestamps:
-            return "\n".join(self._label_lines()) or ""
-        if len(self.hypotheses) == 1:
-            return self.output(self.hypotheses[0])
-        return "\n".join(f"{exp(h.log_prob):.4f}\t{self.output(h)}" for h in self.hypotheses)
+            return "\n".join(self._label_lines())
+        return self.output(self.hypotheses[0]) if len(self.hypotheses) == 1 else self.as_table()
+
+    def as_table(self) -> str:
+        """Write a line for each hypothesis: input, probability, score and output.
+
+        Hypotheses are sorted by the score: log Pr(y) / |y|, or log Pr(y) if that was asked for.
+        """
+        return "\n".join(
+            f"{self.name}\t{exp(h.log_prob):.4f}\t{h.score:.4f}\t{self.output(h)}"
+            for h in self.hypotheses
+        )
 
     def _label_lines(self) -> Iterator[str]:
         """Yield the lines of `as_text` with timestamps."""
         best = self.hypotheses[0]
-        for symbol, timing in zip(self.alphabet.decode(best.labels), best.timings, strict=True):
-            when = (self._time(v) for v in (timing.start, timing.frame, timing.end))
-            yield "\t".join([symbol, *when, f"{timing.confidence:.3f}"])
-
-    def _time(self, vector: int) -> str:
-        """Write a time in seconds, or in vectors if the input is not sound."""
-        if self.seconds_per_vector is None:
-            return str(vector)
-        return f"{vector * self.seconds_per_vector:.3f}"
+        form = "g" if self.seconds_per_vector is None else ".3f"
+        for symbol, span, timing in zip(
+            self.alphabet.decode(best.labels), self.spans(best), best.timings, strict=True
+        ):
+            times = (format(time, form) for time in span)
+            yield "\t".join([symbol, *times, f"{timing.confidence:.3f}"])
 
     def as_json(self) -> dict[str, Any]:
-        """Return all hypotheses as JSON values; times are in seconds, or vectors without sound."""
-        scale = self.seconds_per_vector or 1
+        """Return all hypotheses as JSON values, with the times of `spans`.
+
+        The emission of a label is between `earliest` and `latest` with a probability of 90 %.
+        """
         return {
             "input": self.name,
+            "path": None if self.path is None else str(self.path),
             "seconds": self.seconds,
             "times_in": "seconds" if self.seconds_per_vector else "vectors",
             "hypotheses": [
@@ -78,36 +158,41 @@ class Transcript:
                     "symbols": self.alphabet.decode(h.labels),
                     "log_prob": h.log_prob,
                     "score": h.score,
-                    "timings": [
-                        {
-                            "start": timing.start * scale,
-                            "peak": timing.frame * scale,
-                            "end": timing.end * scale,
-                            "confidence": timing.confidence,
-                        }
-                        for timing in h.timings
-                    ],
+                    "timings": list(self._json_timings(h)) if h.timings else [],
                 }
                 for h in self.hypotheses
             ],
         }
 
-    def as_textgrid(self) -> str:
-        """Write the best hypothesis as an interval tier: a label lasts until the next emission.
+    def _json_timings(self, hypothesis: Hypothesis) -> Iterator[dict[str, Any]]:
+        """Yield the symbol, the times and the confidence of each label."""
+        in_sound = self.seconds_per_vector is not None
+        for symbol, span, timing in zip(
+            self.alphabet.decode(hypothesis.labels),
+            self.spans(hypothesis),
+            hypothesis.timings,
+            strict=True,
+        ):
+            earliest = self._seconds_at(timing.start) if in_sound else timing.start
+            latest = self._seconds_at(timing.end + 1) if in_sound else timing.end
+            times = {**span._asdict(), "earliest": earliest, "latest": latest}
+            rounded = {name: round(time, 6) for name, time in times.items()}
+            yield {"symbol": symbol, **rounded, "confidence": timing.confidence}
 
-        Labels that are emitted at one vector divide its time equally.
-        """
+    def as_textgrid(self) -> str:
+        """Write the best hypothesis as an interval tier; pauses are intervals without text."""
         best = self.hypotheses[0]
-        scale = self.seconds_per_vector or 1.0
-        starts = [time * scale for time in _starts(best.frames)]
-        end = max(self.seconds or 0.0, (max(best.frames, default=0) + 1) * scale)
-        marks = ["", *self.alphabet.decode(best.labels)]
-        edges = [0.0, *starts, end]
-        intervals = [
-            (low, high, mark)
-            for low, high, mark in zip(edges[:-1], edges[1:], marks, strict=True)
-            if high > low
-        ]
+        spans = self.spans(best)
+        end = max([round(self.seconds or 0.0, 6), *(round(span.end, 6) for span in spans)])
+        intervals, covered = [], 0.0
+        for span, mark in zip(spans, self.alphabet.decode(best.labels), strict=True):
+            start = round(span.start, 6)
+            if start > covered:
+                intervals.append((covered, start, ""))
+            covered = round(span.end, 6)
+            intervals.append((start, covered, mark))
+        if end > covered:
+            intervals.append((covered, end, ""))
         lines = [
             'File type = "ooTextFile"',
             'Object class = "TextGrid"',
@@ -135,11 +220,28 @@ class Transcript:
         return "\n".join(lines)
 
 
-def _starts(frames: Sequence[int]) -> Iterator[float]:
-    """Yield the start of each label in vectors; labels of one vector divide it equally."""
+def _shares(frames: Sequence[int]) -> Iterator[tuple[int, float, float]]:
+    """Yield each label's vector and its share of it; labels of one vector divide it equally."""
     for frame, equal in groupby(frames):
         count = len(list(equal))
-        yield from (frame + i / count for i in range(count))
+        yield from ((frame, i / count, (i + 1) / count) for i in range(count))
+
+
+def join_words(
+    name: str, words: Sequence[Transcript], n_best: int, *, length_normalised: bool
+) -> Transcript:
+    """Join the transcripts of several words; keep the best combinations of their hypotheses."""
+    if len(words) == 1 and words[0].name == name:
+        return words[0]
+    hypotheses = words[0].hypotheses
+    for word in words[1:]:
+        combined = []
+        for before, after in product(hypotheses, word.hypotheses):
+            labels, log_prob = before.labels + after.labels, before.log_prob + after.log_prob
+            score = log_prob / max(1, len(labels)) if length_normalised else log_prob
+            combined.append(Hypothesis(labels, log_prob, score, ()))
+        hypotheses = tuple(sorted(combined, key=lambda h: (-h.score, h.labels))[:n_best])
+    return replace(words[0], name=name, hypotheses=hypotheses)
 
 
 def json_lines(transcripts: Sequence[Transcript]) -> str:
