@@ -16,7 +16,7 @@ PACKAGE = ROOT / "transduce"
 ORDER = [
     *("alphabet", "files", "settings", "sequences"),
     *("data.pairs", "data.manifest", "data.timit", "data.dictionaries", "data.batches", "data"),
-    *("audio.resampling", "audio.sound", "audio.features", "audio.cache", "audio"),
+    *("audio.resampling", "audio.sound", "audio.features", "audio.cache", "audio.windows", "audio"),
     *("kernels.simd.options", "kernels.simd.threads", "kernels.simd.functions"),
     *("kernels.simd.products", "kernels.simd", "kernels.sentinels", "kernels.backends"),
     *("kernels.nvrtc", "kernels"),

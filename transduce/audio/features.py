@@ -80,6 +80,7 @@ class FeatureSettings:
         return round(self.shift * self.sample_rate)
 
 
+BLOCK = 16_384  # windows transformed at once: memory, some kilobytes each, against calls
 SPECTROGRAM = FeatureSettings(kind="log_mel", num_channels=40, num_deltas=0)
 
 
@@ -127,9 +128,8 @@ class Features(nn.Module):
         num_frames = self.num_frames(num_samples)
         if waves.shape[1] < settings.window_samples:
             return waves.new_zeros(len(waves), 0, settings.size), num_frames
-        windows = 32768 * waves.unfold(1, settings.window_samples, settings.shift_samples)
-        windows = windows - windows.mean(-1, keepdim=True)
-        frames = self._static(windows)
+        windows = waves.unfold(1, settings.window_samples, settings.shift_samples)
+        frames = torch.cat([self._static(block) for block in torch.split(windows, BLOCK, 1)], 1)
         inside = torch.arange(frames.shape[1], device=frames.device) < num_frames[:, None]
         parts = [frames]
         for _ in range(settings.num_deltas):
@@ -142,6 +142,8 @@ class Features(nn.Module):
         They are log mel [B, T, num_channels], or log energy and cepstra [B, T, 1 + num_cepstra].
         """
         smallest = torch.finfo(windows.dtype).eps
+        windows = 32768 * windows
+        windows = windows - windows.mean(-1, keepdim=True)
         before = torch.cat([windows[..., :1], windows[..., :-1]], -1)
         emphasised = (windows - self.settings.pre_emphasis * before) * self.hamming
         spectrum = torch.view_as_real(torch.fft.rfft(emphasised, self.fft_size))

@@ -11,10 +11,9 @@ from cyclopts import Parameter
 from transduce.architectures import NextLabelPredictor
 from transduce.cli.runs import read_pairs
 from transduce.decoding.arpa import read_arpa
-from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.fusion import Fusion, NGram
 from transduce.decoding.options import SearchOptions
-from transduce.model.checkpoint import TrainedModel, load_model
+from transduce.model.checkpoint import load_model
 from transduce.model.signature import Signature
 
 NGRAM_ORDER = 4
@@ -69,11 +68,6 @@ class SearchFlags:
             )
         except ValueError as error:
             raise ValueError(_with_flags(str(error))) from None
-
-
-def sorts_by_length(model: TrainedModel, options: SearchOptions) -> bool:
-    """Return whether scores are log Pr(y) / |y|, or log Pr(y), as those of an ensemble always."""
-    return options.length_normalised and not isinstance(model.network, Ensemble)
 
 
 def read_fusion(described: str, signature: Signature, target: str = "text") -> Fusion:

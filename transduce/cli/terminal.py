@@ -48,7 +48,7 @@ def _print_warning(message: Warning | str, *where: Any, **others: Any) -> None:
 @contextmanager
 def progress_bar(
     title: str, total: int | None, *, while_printing: bool = False
-) -> Iterator[Callable[[int], None]]:
+) -> Iterator[Callable[[float], None]]:
     """Show a progress bar on standard error if that is a terminal; yield a function to advance it.
 
     With `while_printing`, the caller prints results meanwhile; then there is no bar if standard

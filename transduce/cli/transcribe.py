@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Literal
@@ -20,14 +20,14 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from transduce.cli.runs import Device, load_runs, runs_and_files
-from transduce.cli.search import SearchFlags, sorts_by_length
+from transduce.cli.search import SearchFlags
 from transduce.cli.terminal import progress_bar, user_errors
 from transduce.data.batches import Example
 from transduce.data.pairs import DataError, Pair
 from transduce.decoding.options import SearchOptions
 from transduce.files import write_by_rename
 from transduce.model.inputs import line_batches, read_inputs, read_lines_as_they_come, read_sounds
-from transduce.model.model import MOST_INPUTS, Model, load
+from transduce.model.model import MOST_INPUTS, Model, load, sorts_by_length
 from transduce.model.signature import EmptyInput, Signature
 from transduce.model.transcripts import Transcript, join_words, json_lines
 
@@ -112,8 +112,8 @@ def transcribe(
         title = "inputs" if total is None else f"{total} inputs"
         printing = output is None or (not inputs and sys.stdin.isatty())
         with progress_bar(title, total, while_printing=printing) as advance:
-            for _ in _results(model, batches, options, write, MOST_INPUTS):
-                advance(1)
+            for _ in _results(model, batches, options, write, MOST_INPUTS, advance):
+                pass
     write.exit()
 
 
@@ -231,10 +231,9 @@ def recognize(
         doubts = _Doubts(recogniser.signature.features.sample_rate)
         title, printing = f"{len(inputs)} sounds", output is None
         with progress_bar(title, len(inputs), while_printing=printing) as advance:
-            for result in _results(recogniser, iter([inputs]), options, write, 1):
+            for result in _results(recogniser, iter([inputs]), options, write, 1, advance):
                 if isinstance(result, Transcript):
                     doubts.print(result)
-                advance(1)
     write.exit()
 
 
@@ -244,13 +243,18 @@ def _results(
     options: SearchOptions,
     write: _Writer,
     at_once: int,
+    advance: Callable[[float], None],
 ) -> Iterator[Transcript | DataError | None]:
-    """Transcribe and write each input, and yield the result; None if its file was finished."""
+    """Transcribe and write each input, and yield the result; None if its file was finished.
+
+    Call `advance` with the shares of inputs that are done.
+    """
     for batch in batches:
         files = write.claim(batch)
         finished = [write.resume and file is not None and file.is_file() for file in files]
         rest = [one for one, done in zip(batch, finished, strict=True) if not done]
-        found = model.transcribe(rest, options, at_once=at_once)
+        found = model.transcribe(rest, options, at_once=at_once, progress=advance)
+        advance(len(batch) - len(rest))
         for one, file, done in zip(batch, files, finished, strict=True):
             result = None if done else next(found)
             if isinstance(result, DataError):

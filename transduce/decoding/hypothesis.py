@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -46,6 +46,38 @@ class Hypothesis:
                 for t in reversed(self.timings)
             ),
         )
+
+
+def join_hypotheses(
+    earlier: Sequence[Hypothesis],
+    later: Sequence[Hypothesis],
+    offset: int,  # vectors before the later part
+    number: int,
+    length_normalised: bool,
+) -> tuple[Hypothesis, ...]:
+    """Return the best combinations of the hypotheses of two parts of an input, best first.
+
+    Of a part's n-th hypothesis, only those combinations are looked at in which the product of both
+    ranks is at most `number`: by log Pr(y) the best are among them.
+    """
+    joined: dict[Labels, Hypothesis] = {}
+    for rank, before in enumerate(earlier, 1):
+        for after in later[: number // rank]:
+            labels, log_prob = before.labels + after.labels, before.log_prob + after.log_prob
+            if labels in joined and joined[labels].log_prob >= log_prob:
+                continue
+            joined[labels] = Hypothesis(
+                labels,
+                log_prob,
+                log_prob / max(1, len(labels)) if length_normalised else log_prob,
+                before.frames + tuple(frame + offset for frame in after.frames),
+                before.timings
+                + tuple(
+                    Timing(t.frame + offset, t.start + offset, t.end + offset, t.confidence)
+                    for t in after.timings
+                ),
+            )
+    return tuple(sorted(joined.values(), key=lambda h: (-h.score, h.labels))[:number])
 
 
 class Found(NamedTuple):

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 
 from transduce.architectures import Hypotheses
 from transduce.audio.cache import read_ahead
+from transduce.audio.windows import Window
 from transduce.data.batches import Batch, Batches, Example
 from transduce.data.pairs import DataError, Frames
+from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.options import SearchOptions
 from transduce.kernels.backends import Backend
 from transduce.model.checkpoint import MODEL_FILE, TrainedModel, load_ensemble, save_model
 from transduce.model.signature import Source, Unknown
 from transduce.model.tensors import CheckpointError
-from transduce.model.transcripts import Transcript
+from transduce.model.transcripts import Transcript, join_windows
 
 FOLDER = Path(__file__).parent / "weights"  # NAME.safetensors and its card, NAME.md
 # Inputs held at once: fewer give the first results sooner, more give all results sooner.
 FIRST_INPUTS, MOST_INPUTS = 64, 2048
-MOST_FRAMES = 200_000  # held at once, half an hour of sound: memory against full batches
+# Frames held at once: memory, and time between results, against full batches.
+HELD_FRAMES = {"cpu": 50_000, "cuda": 200_000}
 # Frames searched at once: few fit the caches of a CPU, many fill a GPU.
 SEARCHED_FRAMES = {"cpu": 4096, "cuda": 200_000}
 # Inputs that PyTorch's own operations finish before compiled kernels would be loaded, let alone
@@ -58,6 +61,14 @@ def model_path(model: str | Path) -> Path:
         return FOLDER / f"{model}.safetensors"
     there_are = f"the models that ship are {', '.join(names)}" if names else "no models ship"
     raise CheckpointError(f"there is no file, folder or model {str(model)!r}; {there_are}")
+
+
+class _Part(NamedTuple):
+    """An input, or a window of one that is long; the DataError if it could not be read."""
+
+    read: Example | DataError
+    share: float  # of the input
+    is_last: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,21 +135,29 @@ class Model(TrainedModel):
         *,
         unknown: Unknown = "refuse",
         at_once: int = MOST_INPUTS,
+        progress: Callable[[float], object] = lambda share: None,
     ) -> Iterator[Transcript | DataError]:
         """Yield the transcript of each input, in order; inputs may come from a generator.
 
         For an input that cannot be read, yield the DataError. At most `at_once` inputs are held at
         a time, and fewer at first, so that the first results come soon; files of sound are also
-        read ahead, two for each thread.
+        read ahead, two for each thread. Sound longer than two minutes is read and searched in
+        windows that end in pauses. `progress` is called with the shares of inputs that are done;
+        those of an input add up to 1.
         """
-        size, held, frames = min(FIRST_INPUTS, at_once), list[Example | DataError](), 0
-        for one in self._read(sources, unknown):
-            held.append(one)
-            frames += one.num_frames if isinstance(one, Example) else 0
-            if len(held) == size or frames >= MOST_FRAMES:
-                yield from self._transcripts(held, options)
-                size, held, frames = min(2 * size, at_once), [], 0
-        yield from self._transcripts(held, options)
+        size, num_inputs, num_frames = min(FIRST_INPUTS, at_once), 0, 0
+        most = HELD_FRAMES.get(self.device.type, HELD_FRAMES["cuda"])
+        held: list[_Part] = []
+        begun: list[Transcript | DataError] = []  # of an input with more parts to come
+        for part in self._read(sources, unknown):
+            held.append(part)
+            num_inputs += part.is_last
+            num_frames += part.read.num_frames if isinstance(part.read, Example) else 0
+            if num_inputs == size or num_frames >= most:
+                yield from self._transcripts(held, options, begun, progress)
+                size, num_inputs, num_frames = min(2 * size, at_once), 0, 0
+                held = []
+        yield from self._transcripts(held, options, begun, progress)
 
     def transcripts(
         self,
@@ -154,30 +173,65 @@ class Model(TrainedModel):
                 raise one
             yield one
 
-    def _read(self, sources: Iterable[Source], unknown: Unknown) -> Iterator[Example | DataError]:
-        """Yield the example or the error of each input; read files of sound ahead in threads."""
+    def _read(self, sources: Iterable[Source], unknown: Unknown) -> Iterator[_Part]:
+        """Yield the parts of each input; read files of sound ahead in threads.
 
-        def read(source: Source) -> Example | DataError:
+        Of long sound only the first window is read ahead.
+        """
+        features, signature = self.signature.features, self.signature
+        step = 0.0 if features is None else features.shift * self.config.pooling
+
+        def example(window: Window[Source]) -> _Part:
             try:
-                return self.signature.example(source, unknown=unknown)
-            except DataError as error:
-                return error
+                read = signature.example(window.sound, unknown=unknown)
+            except DataError as error:  # which ends the input
+                return _Part(error, window.share, True)
+            return _Part(read, window.share, window.is_last)
 
-        if self.signature.sources is not None:
-            yield from map(read, sources)
+        def parts(source: Source) -> tuple[_Part, Iterator[_Part]]:
+            windows = signature.windows(source, step)
+            return example(next(windows)), map(example, windows)
+
+        if signature.sources is not None:
+            yield from (example(Window(source, 1.0, True)) for source in sources)
             return
         threads = torch.get_num_threads()
         with ThreadPoolExecutor(threads) as readers:
-            yield from read_ahead(readers, read, sources, 2 * threads)
+            for part, others in read_ahead(readers, parts, sources, 2 * threads):
+                yield part
+                while not part.is_last:
+                    part = next(others)
+                    yield part
 
     def _transcripts(
-        self, read: Sequence[Example | DataError], options: SearchOptions
+        self,
+        parts: Sequence[_Part],
+        options: SearchOptions,
+        begun: list[Transcript | DataError],
+        progress: Callable[[float], object],
     ) -> Iterator[Transcript | DataError]:
-        """Search all examples at once; yield transcripts and errors in order."""
-        examples = [one for one in read if isinstance(one, Example)]
+        """Search all parts at once; yield transcripts and errors of the inputs that they finish."""
+        examples = [part.read for part in parts if isinstance(part.read, Example)]
         found = iter(search_examples(self, examples, options))
-        for one in read:
-            yield one if isinstance(one, DataError) else self.transcript(one, next(found))
+        for part in parts:
+            read = part.read
+            begun.append(
+                read if isinstance(read, DataError) else self.transcript(read, next(found))
+            )
+            progress(part.share)
+            if part.is_last:
+                yield self._joined(begun, options)
+                begun.clear()
+
+    def _joined(
+        self, parts: Sequence[Transcript | DataError], options: SearchOptions
+    ) -> Transcript | DataError:
+        """Return the error of an input, if there is one, or else the transcript of its parts."""
+        windows = [part for part in parts if isinstance(part, Transcript)]
+        if len(windows) < len(parts):
+            return next(part for part in parts if isinstance(part, DataError))
+        normalised = sorts_by_length(self, options)
+        return join_windows(windows, options.n_best, length_normalised=normalised)
 
     def transcript(self, example: Example, hypotheses: Hypotheses) -> Transcript:
         """Make a transcript of an example's hypotheses, with times in seconds if it is sound."""
@@ -220,6 +274,11 @@ class Model(TrainedModel):
             f"Model({self.config.network}: {reads} to {len(signature.targets)} symbols, "
             f"{count:,} weights)"
         )
+
+
+def sorts_by_length(model: TrainedModel, options: SearchOptions) -> bool:
+    """Return whether scores are log Pr(y) / |y|, or log Pr(y), as those of an ensemble always."""
+    return options.length_normalised and not isinstance(model.network, Ensemble)
 
 
 def search_examples(

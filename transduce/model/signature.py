@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from torch import Tensor
 from transduce.alphabet import Alphabet
 from transduce.audio.cache import FrameReader
 from transduce.audio.features import FeatureSettings, Statistics
+from transduce.audio.windows import Window, sample_windows, sound_windows
 from transduce.data.batches import Example
 from transduce.data.pairs import (
     Audio,
@@ -119,6 +120,23 @@ class Signature:
                 f"{self.input_size}; compute them with its settings"
             )
         return Example(pair, self.statistics.normalise(frames), labels, recording)
+
+    def windows(self, source: Source, step: float) -> Iterator[Window[Source]]:
+        """Yield the windows of long sound, each but the last a whole number of `step` seconds long.
+
+        Any other source, and sound of at most LONGEST seconds, is a window by itself.
+        """
+        rate = None if self.features is None else self.features.sample_rate
+        if rate is not None and isinstance(source, np.ndarray | Tensor) and source.ndim == 1:
+            yield from sample_windows(torch.as_tensor(source).cpu(), rate, step)
+            return
+        if rate is not None and isinstance(source, str | Path):
+            source = self._pair(source, None)
+        if rate is not None and isinstance(source, Pair) and isinstance(source.source, Audio):
+            for audio, share, is_last in sound_windows(source.source, step):
+                yield Window(replace(source, source=audio), share, is_last)
+            return
+        yield Window(source, 1.0, True)
 
     def examples(
         self,

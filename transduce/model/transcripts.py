@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise, product
+from itertools import groupby, pairwise
 from math import exp, inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from transduce.alphabet import Alphabet
 from transduce.data.pairs import Recording
 from transduce.decoding import Hypothesis
+from transduce.decoding.hypothesis import join_hypotheses
 
 # The interval of a label in sound, in seconds. A transducer emits a phone soon after it has begun.
 # Against the hand labels of 160 TIMIT sentences, these numbers place 63 % of the phones' starts and
@@ -235,13 +236,37 @@ def join_words(
         return words[0]
     hypotheses = words[0].hypotheses
     for word in words[1:]:
-        combined = []
-        for before, after in product(hypotheses, word.hypotheses):
-            labels, log_prob = before.labels + after.labels, before.log_prob + after.log_prob
-            score = log_prob / max(1, len(labels)) if length_normalised else log_prob
-            combined.append(Hypothesis(labels, log_prob, score, ()))
-        hypotheses = tuple(sorted(combined, key=lambda h: (-h.score, h.labels))[:n_best])
-    return replace(words[0], name=name, hypotheses=hypotheses)
+        hypotheses = join_hypotheses(hypotheses, word.hypotheses, 0, n_best, length_normalised)
+    untimed = tuple(replace(h, frames=(), timings=()) for h in hypotheses)
+    return replace(words[0], name=name, hypotheses=untimed)
+
+
+def join_windows(
+    windows: Sequence[Transcript], n_best: int, *, length_normalised: bool
+) -> Transcript:
+    """Join the transcripts of a sound's windows, each a whole number of vectors but the last."""
+    whole = windows[0]
+    for window in windows[1:]:
+        step = whole.seconds_per_vector
+        assert step is not None and whole.seconds is not None and window.seconds is not None
+        earlier, later = whole.recording, window.recording
+        assert earlier is not None and later is not None
+        seconds = whole.seconds + window.seconds
+        whole = replace(
+            whole,
+            hypotheses=join_hypotheses(
+                whole.hypotheses,
+                window.hypotheses,
+                round(whole.seconds / step),
+                n_best,
+                length_normalised,
+            ),
+            seconds=seconds,
+            recording=replace(
+                earlier, seconds=seconds, loudest=max(earlier.loudest, later.loudest)
+            ),
+        )
+    return whole
 
 
 def json_lines(transcripts: Sequence[Transcript]) -> str:

@@ -1,0 +1,84 @@
+"""Long sound in windows that end in pauses, so that hours of it take the memory of minutes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import soundfile
+from torch import Tensor
+
+from transduce.data.pairs import Audio
+
+# Seconds. A window of at most LONGEST ends in the quietest PAUSE of its last SEARCHED: longer ones
+# see more context, shorter ones take less memory and time. The rest after it is at least REST.
+LONGEST, SEARCHED, REST = 120.0, 30.0, 1.0
+PAUSE, HOP = 0.3, 0.01
+
+Sound = TypeVar("Sound", covariant=True)
+
+
+def sound_seconds(audio: Audio) -> float | None:
+    """Return the duration of a sound, from its header; None if it cannot be read."""
+    try:
+        info = soundfile.info(audio.path)
+    except (soundfile.SoundFileError, OSError, TypeError, ValueError):
+        return None
+    rest: float = info.frames / info.samplerate - (audio.start or 0.0)
+    whole = audio.start is None or audio.duration is None
+    return rest if whole else min(rest, audio.duration or 0.0)
+
+
+class Window(NamedTuple, Generic[Sound]):
+    """A part of a sound, one of those that follow each other."""
+
+    sound: Sound
+    share: float  # of the whole sound
+    is_last: bool
+
+
+def sound_windows(audio: Audio, step: float) -> Iterator[Window[Audio]]:
+    """Yield the windows of a sound: itself if it is short, or parts of it.
+
+    Each part but the last is a whole number of `step` seconds long.
+    """
+    seconds = sound_seconds(audio)
+    if seconds is None or seconds <= LONGEST:
+        yield Window(audio, 1.0, True)
+        return
+    start, end = audio.start or 0.0, (audio.start or 0.0) + seconds
+    with soundfile.SoundFile(audio.path) as sound:
+        rate = sound.samplerate
+        while end - start > LONGEST:
+            skipped = LONGEST - SEARCHED - REST
+            sound.seek(round((start + skipped) * rate))
+            samples = sound.read(round(SEARCHED * rate), dtype="float32", always_2d=True).mean(1)
+            length = step * math.floor((skipped + quietest(samples, rate)) / step)
+            yield Window(Audio(audio.path, start, length), length / seconds, False)
+            start += length
+    yield Window(Audio(audio.path, start, end - start), (end - start) / seconds, True)
+
+
+def sample_windows(samples: Tensor, rate: int, step: float) -> Iterator[Window[Tensor]]:
+    """Yield the windows of samples [N] in the same way."""
+    whole, grain = len(samples), round(step * rate)
+    while len(samples) > LONGEST * rate:
+        skipped = round((LONGEST - SEARCHED - REST) * rate)
+        searched = samples[skipped : skipped + round(SEARCHED * rate)]
+        length = grain * ((skipped + round(quietest(searched.numpy(), rate) * rate)) // grain)
+        yield Window(samples[:length], length / whole, False)
+        samples = samples[length:]
+    yield Window(samples, len(samples) / max(1, whole), True)
+
+
+def quietest(samples: np.ndarray, rate: int) -> float:
+    """Return the time in seconds of the middle of the quietest pause in samples [N]."""
+    hop = max(1, round(HOP * rate))
+    energy = np.square(samples[: len(samples) // hop * hop], dtype=np.float64)
+    hops = round(PAUSE / HOP)
+    if len(energy) <= hops * hop:  # the file ends before its header says so
+        return 0.0
+    sums = energy.reshape(-1, hop).sum(1).cumsum()
+    return float((np.argmin(sums[hops:] - sums[:-hops]) + 1 + hops / 2) * hop / rate)
