@@ -1,6 +1,10 @@
 """Small transducers with random weights, for the tests of the explorer."""
 
 import io
+import socket
+import threading
+import time
+from contextlib import contextmanager
 
 import numpy as np
 import soundfile
@@ -12,6 +16,7 @@ from transduce.audio.features import FeatureSettings, Statistics
 from transduce.data.pairs import Audio, Notation, Origin, Pair
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.signature import Signature
+from transduce.web.server import ExplorerServer
 
 RATE = 16_000
 SPACES = Notation("spaces", None)
@@ -78,3 +83,20 @@ def sound_pairs(folder):
         Pair("tone", Audio(path), ("A", "DD"), origin),
         Pair("gone", gone, ("B",), origin),
     ]
+
+
+@contextmanager
+def serving(explorer):
+    """Run a server in this process; yield its address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = ExplorerServer(explorer)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()

@@ -2,47 +2,33 @@
 
 import json
 import shutil
-import socket
 import threading
-import time
-from contextlib import contextmanager
 from itertools import pairwise
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
 import torch
-import uvicorn
-from explored import sound, sound_model, sound_pairs, text_model, text_pairs, wav_bytes
+from explored import (
+    serving,
+    sound,
+    sound_model,
+    sound_pairs,
+    text_model,
+    text_pairs,
+    wav_bytes,
+)
 from playwright.sync_api import expect, sync_playwright
 
 from transduce.analysis import output_bars, sensitivity, view_lattice
 from transduce.decoding import beam_search_steps
 from transduce.web import explorer as exploring
 from transduce.web.explorer import Explorer
-from transduce.web.server import create_app
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium; apt-get install chromium"
 )
-
-
-@contextmanager
-def serving(explorer):
-    """Run a server in this process; yield its address."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(explorer), log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listening.close()
 
 
 @pytest.fixture(scope="module")
@@ -503,9 +489,8 @@ def test_the_search_is_shown_frame_by_frame(text, new_page):
     pick(page, "bacca")
     page.fill("#beam-width", "4")
     page.press("#beam-width", "Enter")
-    steps = beam_search_steps(
-        explorer.model.network, explorer.model.signature.example("bacca").frames, 4
-    )
+    frames = explorer.model.signature.example("bacca").frames
+    steps = list(beam_search_steps(explorer.model.network, frames, 4))
     expect(page.locator("#step-name")).to_have_text("frame 0 of 0 to 4")
     for n in range(1, 6):
         rows = page.locator("#flows .after li").evaluate_all(
@@ -528,6 +513,40 @@ def test_the_search_is_shown_frame_by_frame(text, new_page):
     page.keyboard.press("Home")
     expect(page.locator("#step-name")).to_have_text("before the first frame")
     expect(page.locator("#flows .after .symbols")).to_have_text("(empty)")
+
+
+def test_a_search_shows_its_progress_and_can_be_stopped(text, new_page, monkeypatch):
+    explorer, _ = text
+    monkeypatch.setattr(exploring, "STEPS_SECONDS", 0.0)  # one frame at a time
+    go_on = threading.Semaphore(7)
+
+    class Held(type(explorer)):
+        def steps(self, name):
+            go_on.acquire(timeout=9)
+            return super().steps(name)
+
+    with serving(Held(explorer.model, (), "held")) as address:
+        page = new_page(address + "#text=" + "abc" * 20)
+        settled(page)
+        page.click("#search-form button")
+        expect(page.locator("#progress-text")).to_have_text("6 of 60 frames searched")
+        assert page.get_attribute("#progress", "value") == "0.1"
+        expect(page.locator("#step-name")).to_have_text("frame 0 of 0 to 59")
+        page.click("#stop")
+        stopped = "The search was stopped after 6 of 60 frames."
+        expect(page.locator("#progress-text")).to_have_text(stopped)
+        expect(page.locator("#progress")).to_be_hidden()
+        go_on.release(1)
+        page.focus("#step")
+        page.keyboard.press("End")
+        expect(page.locator("#step-name")).to_have_text("frame 5 of 0 to 59")
+        assert page.is_disabled("#step-on")
+        go_on.release(200)
+        page.click("#search-form button")
+        expect(page.locator("#progress-text")).to_have_text("")
+        page.focus("#step")
+        page.keyboard.press("End")
+        expect(page.locator("#step-name")).to_have_text("frame 59 of 0 to 59")
 
 
 def test_the_view_is_saved_as_a_picture(text, new_page, tmp_path):

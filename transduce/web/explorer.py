@@ -7,9 +7,10 @@ inputs and lattices under random names. The networks compute one request at a ti
 from __future__ import annotations
 
 import secrets
+import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
@@ -24,7 +25,7 @@ from transduce.audio.features import Features, FeatureSettings
 from transduce.audio.sound import encode_wav, read_wave
 from transduce.data.batches import Example
 from transduce.data.pairs import Audio, Origin, Pair, Symbols
-from transduce.decoding import beam_search_steps
+from transduce.decoding import Survivor, beam_search_steps
 from transduce.decoding.options import SearchOptions
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.model import Model
@@ -34,8 +35,14 @@ from transduce.web.wire import pack
 MAX_SYMBOLS = 300  # in a typed text
 MAX_FRAMES = 10_000  # in an input
 MAX_CELLS = 3_000_000  # in a lattice, T x (U+1)
+# In a target. More labels show longer targets, but the time and memory of a lattice grow with the
+# square of their number: 1,000 take 0.1 s and 30 MB, 8,000 take 7 s and 2 GB.
+MAX_LABELS = 1000
 MAX_BEAM_WIDTH = 20  # of a search frame by frame
 MAX_STEPS = 600  # frames of a search frame by frame
+# In which one answer computes steps of a search. More seconds need fewer requests; fewer let the
+# page show progress and stop sooner.
+STEPS_SECONDS = 0.3
 MAX_LISTED = 200  # examples in one response
 MAX_NAMED = 60  # symbols listed in an error message
 SEARCH = SearchOptions(beam_width=20, n_best=8, with_timings=False)
@@ -90,6 +97,7 @@ class Explorer:
     name: str
     inputs: Latest[Input] = field(default_factory=lambda: Latest(16))
     views: Latest[LatticeView] = field(default_factory=lambda: Latest(6))
+    searches: Latest[Iterator[list[Survivor]]] = field(default_factory=lambda: Latest(4))
     lock: RLock = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
@@ -223,6 +231,10 @@ class Explorer:
         backward variables and their product.
         """
         opened, targets = self.inputs[name], self.model.signature.targets
+        if len(symbols) > MAX_LABELS:
+            raise ValueError(
+                f"the target has {len(symbols)} labels; at most {MAX_LABELS} can be shown"
+            )
         unknown = [symbol for symbol in symbols if symbol not in targets.symbols]
         if unknown:
             some = " ".join(targets.symbols[:MAX_NAMED])
@@ -280,10 +292,7 @@ class Explorer:
         return pack({"t": t, "u": u, "largest": largest}, relative)
 
     def search(self, name: str, beam_width: int) -> dict[str, Any]:
-        """Run Algorithm 1; return B before the first frame and after each (see `decoding.steps`).
-
-        A hypothesis is [labels, log_prob, flows]; a flow is [source, emitted, log_prob].
-        """
+        """Begin Algorithm 1; return the name to ask for its steps with, and their number less 1."""
         opened = self.inputs[name]
         if not 1 <= beam_width <= MAX_BEAM_WIDTH:
             raise ValueError(
@@ -292,9 +301,24 @@ class Explorer:
         T = opened.example.num_vectors(self.model.config.pooling)
         if T > MAX_STEPS:
             raise ValueError(f"the input has {T} frames; at most {MAX_STEPS} can be shown")
+        steps = beam_search_steps(transducer_of(self.model), opened.example.frames, beam_width)
+        return {"search": self.searches.keep(steps), "num_vectors": T, "beam_width": beam_width}
+
+    def steps(self, name: str) -> dict[str, Any]:
+        """Return the next steps of a search: B before the first frame and after each.
+
+        A hypothesis is [labels, log_prob, flows]; a flow is [source, emitted, log_prob] (see
+        `decoding.steps`). One answer takes about STEPS_SECONDS; after the last step it is empty.
+        """
+        steps = self.searches[name]
+        found: list[list[Survivor]] = []
         with self.lock:
-            steps = beam_search_steps(transducer_of(self.model), opened.example.frames, beam_width)
-        return {"beam_width": beam_width, "steps": steps}
+            start = time.monotonic()
+            for step in steps:
+                found.append(step)
+                if time.monotonic() - start >= STEPS_SECONDS:
+                    break
+        return {"steps": found}
 
     def wav(self, name: str) -> bytes:
         """Return the sound of an input as a WAV file."""
