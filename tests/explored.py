@@ -36,9 +36,9 @@ def sharp_network(config, input_size, num_labels):
     return network
 
 
-def text_model():
+def text_model(backwards=False):
     """Return a model of the letters a, b, c to the symbols A, B, C, DD."""
-    config = NetworkConfig(hidden_size=8, prediction_size=8)
+    config = NetworkConfig(hidden_size=8, prediction_size=8, backwards=backwards)
     targets, sources = Alphabet(["A", "B", "C", "DD"]), Alphabet("abc")
     signature = Signature(targets, SPACES, sources, CHARACTERS)
     return TrainedModel(sharp_network(config, 3, 4), config, signature)
@@ -49,9 +49,11 @@ def text_pairs(folder):
     return [Pair(word, tuple(word), tuple(word.upper()), origin) for word in WORDS]
 
 
-def sound_model():
+def sound_model(backwards=False, pooling=2):
     """Return a model of sound to the symbols A, B, C, DD that pools every two frames."""
-    config = NetworkConfig(hidden_size=8, num_layers=2, prediction_size=8, pooling=2)
+    config = NetworkConfig(
+        hidden_size=8, num_layers=2, prediction_size=8, pooling=pooling, backwards=backwards
+    )
     features = FeatureSettings()
     statistics = Statistics(torch.full((features.size,), 2.0), torch.full((features.size,), 9.0))
     signature = Signature(
