@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from explored import text_model
@@ -470,3 +471,24 @@ def test_the_crosshair_is_at_the_middle_of_its_node():
     across, along = product.lines
     assert across.get_xdata() == pytest.approx([2.5 * 0.03] * 2)
     assert list(along.get_ydata()) == [3, 3]
+
+
+def test_equal_steps_of_a_map_have_equal_colour_differences():
+    colours = heat_colours()[::8] / 255
+    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+    # The matrices of Oklab, in which distances are differences as they are seen.
+    cones = np.cbrt(
+        linear
+        @ [
+            [0.4122214708, 0.2119034982, 0.0883024619],
+            [0.5363325363, 0.6806995451, 0.2817188376],
+            [0.0514459929, 0.1073969566, 0.6299787005],
+        ]
+    )
+    seen = cones @ [
+        [0.2104542553, 1.9779984951, 0.0259040371],
+        [0.7936177850, -2.4285922050, 0.7827717662],
+        [-0.0040720468, 0.4505937099, -0.8086757660],
+    ]
+    steps = np.linalg.norm(np.diff(seen, axis=0), axis=1)
+    assert np.all(np.diff(seen[:, 0]) > 0) and steps.max() < 1.4 * steps.min()

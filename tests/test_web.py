@@ -189,6 +189,28 @@ def test_the_search_frame_by_frame_matches_the_library(text, monkeypatch, second
         assert [len(h[2]) for h in found] == [len(y.flows) for y in expected]
 
 
+def test_a_transducer_that_reads_backwards_is_shown_in_forward_time(tmp_path):
+    explorer = Explorer(sound_model(backwards=True, pooling=3), sound_pairs(tmp_path), "back")
+    client = client_of(explorer)
+    assert client.get("/api/model").json()["backwards"]
+    answer = client.post("/api/example", json={"index": 0}).json()
+    query = {"input": answer["input"], "target": ["A", "DD"]}
+    header, arrays = unpack(client.post("/api/lattice", json=query).content)
+    frames = explorer.model.signature.example(torch.from_numpy(sound()[:, 0])).frames
+    view = view_lattice(explorer.model, frames, [1, 4])
+    assert header["backwards"] and header["first_frame"] == view.first_frame(0) == 58 - 60
+    assert np.allclose(arrays["log_product"], view.log_product, atol=1e-5)
+    query = {"view": header["view"], "t": 3, "u": 1}
+    _, arrays = unpack(client.post("/api/sensitivity", json=query).content)
+    assert (arrays["outputs"][0] == 0).all() and (arrays["outputs"][1] != 0).all()
+    found_steps = searched(client, answer["input"], 3)
+    steps = list(beam_search_steps(explorer.model.network, frames, 3))
+    for found, expected in zip(found_steps, steps, strict=True):
+        assert [h[0] for h in found] == [list(y.labels[::-1]) for y in expected]
+        emitted = [[flow[1] for flow in h[2]] for h in found]
+        assert emitted == [[list(flow.emitted[::-1]) for flow in y.flows] for y in expected]
+
+
 def test_a_sound_that_was_sent_is_decoded_shown_and_played(heard):
     client = client_of(heard)
     answer = sent(client, wav_bytes(sound()), "../tone.wav").json()

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from transduce.analysis.colours import DECADES, heat_colours
 from transduce.analysis.lattice import LatticeView, transducer_of, view_lattice
 from transduce.analysis.sensitivity import sensitivity
 from transduce.audio.features import Features, FeatureSettings
@@ -45,6 +46,7 @@ MAX_STEPS = 600  # frames of a search frame by frame
 STEPS_SECONDS = 0.3
 MAX_LISTED = 200  # examples in one response
 MAX_NAMED = 60  # symbols listed in an error message
+FIRST_WORD = "toolworks"  # shown first by a model of letters that has no examples
 SEARCH = SearchOptions(beam_width=20, n_best=8, with_timings=False)
 
 Kept = TypeVar("Kept")
@@ -117,10 +119,26 @@ class Explorer:
             "num_examples": len(self.pairs),
             "frames_per_vector": config.pooling,
             "seconds_per_frame": features.shift if features else None,
+            "backwards": config.backwards,
+            "first": self._first(),  # to show when the page opens
+            "colours": heat_colours().flatten().tolist(),  # of maps: red, green, blue, red, ...
+            "decades": DECADES,  # of sensitivities
             "max_beam_width": MAX_BEAM_WIDTH,
             "max_bytes": MAX_BYTES,
             "max_seconds": MAX_SECONDS,
         }
+
+    def _first(self) -> dict[str, Any] | None:
+        """Return the source that the page shows when it opens; None if there is none."""
+        if self.pairs:
+            return {"kind": "example", "index": 0}
+        signature = self.model.signature
+        if signature.source_notation is None:
+            return None
+        symbols = signature.source_notation.symbols(FIRST_WORD)
+        pair = Pair(FIRST_WORD, symbols, (), Origin(Path("the text")))
+        known = not signature.unknown_symbols(pair)
+        return {"kind": "text", "text": FIRST_WORD} if known else None
 
     def examples(self, search: str, first: int) -> dict[str, Any]:
         """List the examples that contain all words of `search`, from number `first` on."""
@@ -258,6 +276,8 @@ class Explorer:
             "log_likelihood": float(view.log_likelihood),
             "best_path": view.best_path,
             "timings": [timing._asdict() for timing in view.timings],
+            "first_frame": view.first_frame(0),
+            "backwards": view.backwards,
         }
         arrays = {
             "picture": self._picture(opened),
@@ -308,14 +328,16 @@ class Explorer:
         """Return the next steps of a search: B before the first frame and after each.
 
         A hypothesis is [labels, log_prob, flows]; a flow is [source, emitted, log_prob] (see
-        `decoding.steps`). One answer takes about STEPS_SECONDS; after the last step it is empty.
+        `decoding.steps`). Labels are in forward order, also those of a network that reads
+        backwards. One answer takes about STEPS_SECONDS; after the last step it is empty.
         """
+        order = -1 if self.model.config.backwards else 1
         steps = self.searches[name]
         found: list[list[Survivor]] = []
         with self.lock:
             start = time.monotonic()
             for step in steps:
-                found.append(step)
+                found.append([_ordered(survivor, order) for survivor in step])
                 if time.monotonic() - start >= STEPS_SECONDS:
                     break
         return {"steps": found}
@@ -326,3 +348,9 @@ class Explorer:
         if opened.wave is None or features is None:
             raise ValueError("this input has no sound to play")
         return encode_wav(opened.wave, features.sample_rate)
+
+
+def _ordered(survivor: Survivor, order: int) -> Survivor:
+    """Return a hypothesis of the search with its labels in forward (1) or reversed order (-1)."""
+    flows = tuple(flow._replace(emitted=flow.emitted[::order]) for flow in survivor.flows)
+    return survivor._replace(labels=survivor.labels[::order], flows=flows)

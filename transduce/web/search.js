@@ -91,6 +91,11 @@ export class SearchPanel {
     $("search-form").querySelector("button").disabled = running;
   }
 
+  // The frame that was searched last; a network that reads backwards begins at the last frame.
+  get frame() {
+    return this.model.backwards ? this.last - this.now : this.now - 1;
+  }
+
   // Show B after n frames; 0 is the start of the search.
   show(n) {
     this.wanted = n;
@@ -100,19 +105,20 @@ export class SearchPanel {
     $("step-back").disabled = this.now === 0;
     $("step-on").disabled = this.now === done;
     $("step-name").textContent =
-      this.now === 0 ? "before the first frame" : `frame ${this.now - 1} of 0 to ${last - 1}`;
-    this.callbacks.cursor(this.now === 0 ? null : this.now - 0.5);
+      this.now === 0 ? "before the first frame" : `frame ${this.frame} of 0 to ${last - 1}`;
+    this.callbacks.cursor(this.now === 0 ? null : this.frame + 0.5);
     const after = this.steps[this.now];
     const before = this.now > 0 ? this.steps[this.now - 1] : [];
     this.draw(before, after);
   }
 
   draw(before, after) {
-    const shared = sharedPrefix([...before, ...after].map(([labels]) => labels));
+    const inOrder = ([labels]) => (this.model.backwards ? labels.toReversed() : labels);
+    const shared = sharedPrefix([...before, ...after].map(inOrder));
     const from = Math.max(0, shared - CONTEXT);
     const total = after.reduce((sum, [, logProb]) => sum + Math.exp(logProb - after[0][1]), 0);
     const share = (logProb) => Math.exp(logProb - after[0][1]) / total;
-    const frame = this.now === 0 ? "the first frame" : `frame ${this.now - 1}`;
+    const frame = this.now === 0 ? "the first frame" : `frame ${this.frame}`;
     const titles = [`B before ${frame}`, "", this.now === 0 ? "B" : `B after ${frame}`];
     $("flows").replaceChildren(
       ...titles.map((textContent) => element("h3", { textContent })),
@@ -155,10 +161,14 @@ export class SearchPanel {
     return labels.length ? labels.map((k) => this.model.symbols[k - 1]).join(" ") : "null";
   }
 
+  // Write labels without the first `from` that were emitted.
   written(labels, from) {
-    const symbols = labels.slice(from).map((k) => this.model.symbols[k - 1]);
     if (labels.length === 0) return "(empty)";
-    return (from > 0 ? "… " : "") + symbols.join(" ");
+    const isBackwards = this.model.backwards;
+    const part = isBackwards ? labels.slice(0, labels.length - from) : labels.slice(from);
+    const symbols = part.map((k) => this.model.symbols[k - 1]);
+    if (from === 0) return symbols.join(" ");
+    return (isBackwards ? [...symbols, "…"] : ["…", ...symbols]).join(" ");
   }
 
   // Draw a ribbon for each flow; its width is the flow's share of the probability in B.
