@@ -212,12 +212,12 @@ def test_choosing_an_example_shows_its_outputs_and_lattice(text, new_page):
 def test_the_page_opens_on_an_example_and_says_what_it_shows(text, new_page):
     page = new_page(text[1])
     settled(page)
-    expect(page.locator("#input-name")).to_have_text("abc")
+    expect(page.locator("#input-name")).to_have_text("bacca")
     expect(page.locator("#nothing")).to_be_hidden()
     expect(page.locator("#find")).to_have_attribute("placeholder", "Search names and targets")
     target = page.input_value("#target") or "nothing"
     expect(page.locator("#seen")).to_contain_text(
-        f"Reading abc from left to right, the network emits {target} from bottom to top."
+        f"Reading bacca from left to right, the network emits {target} from bottom to top."
     )
     likelihood = re.escape(page.locator("#hypotheses .number").first.text_content())
     expect(page.locator("#seen")).to_contain_text(re.compile(rf"y\|x\) = {likelihood} \(Eq. 17"))
@@ -279,7 +279,7 @@ def test_outputs_show_what_differs_from_the_best(text, new_page):
     assert found[0] == ["…", "b", "c", "-d", "+x", "e", "f", "…"]
     assert found[1:] == ["-a b c … g h +i", "a +b"]
     settled(page)
-    hypotheses = text[0].open_example(0)["hypotheses"]
+    hypotheses = text[0].open_example(2)["hypotheses"]
     best = hypotheses[0]["symbols"]
     rows = page.locator("#hypotheses button").all()
     expect(rows[0].locator("ins, del")).to_have_count(0)

@@ -46,6 +46,7 @@ MAX_STEPS = 600  # frames of a search frame by frame
 STEPS_SECONDS = 0.3
 MAX_LISTED = 200  # examples in one response
 MAX_NAMED = 60  # symbols listed in an error message
+FIRST_LABELS = 5  # in the first example that is shown, so that there is something to see
 FIRST_WORD = "toolworks"  # shown first by a model of letters that has no examples
 SEARCH = SearchOptions(beam_width=20, n_best=8, with_timings=False)
 
@@ -131,7 +132,8 @@ class Explorer:
     def _first(self) -> dict[str, Any] | None:
         """Return the source that the page shows when it opens; None if there is none."""
         if self.pairs:
-            return {"kind": "example", "index": 0}
+            long = (i for i, pair in enumerate(self.pairs) if len(pair.target) >= FIRST_LABELS)
+            return {"kind": "example", "index": next(long, 0)}
         signature = self.model.signature
         if signature.source_notation is None:
             return None
