@@ -1,6 +1,10 @@
 """Small transducers with random weights, for the tests of the explorer."""
 
 import io
+import socket
+import threading
+import time
+from contextlib import contextmanager
 
 import numpy as np
 import soundfile
@@ -12,6 +16,7 @@ from transduce.audio.features import FeatureSettings, Statistics
 from transduce.data.pairs import Audio, Notation, Origin, Pair
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.signature import Signature
+from transduce.web.server import ExplorerServer
 
 RATE = 16_000
 SPACES = Notation("spaces", None)
@@ -31,9 +36,9 @@ def sharp_network(config, input_size, num_labels):
     return network
 
 
-def text_model():
+def text_model(backwards=False):
     """Return a model of the letters a, b, c to the symbols A, B, C, DD."""
-    config = NetworkConfig(hidden_size=8, prediction_size=8)
+    config = NetworkConfig(hidden_size=8, prediction_size=8, backwards=backwards)
     targets, sources = Alphabet(["A", "B", "C", "DD"]), Alphabet("abc")
     signature = Signature(targets, SPACES, sources, CHARACTERS)
     return TrainedModel(sharp_network(config, 3, 4), config, signature)
@@ -44,9 +49,11 @@ def text_pairs(folder):
     return [Pair(word, tuple(word), tuple(word.upper()), origin) for word in WORDS]
 
 
-def sound_model():
+def sound_model(backwards=False, pooling=2):
     """Return a model of sound to the symbols A, B, C, DD that pools every two frames."""
-    config = NetworkConfig(hidden_size=8, num_layers=2, prediction_size=8, pooling=2)
+    config = NetworkConfig(
+        hidden_size=8, num_layers=2, prediction_size=8, pooling=pooling, backwards=backwards
+    )
     features = FeatureSettings()
     statistics = Statistics(torch.full((features.size,), 2.0), torch.full((features.size,), 9.0))
     signature = Signature(
@@ -78,3 +85,20 @@ def sound_pairs(folder):
         Pair("tone", Audio(path), ("A", "DD"), origin),
         Pair("gone", gone, ("B",), origin),
     ]
+
+
+@contextmanager
+def serving(explorer):
+    """Run a server in this process; yield its address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = ExplorerServer(explorer)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()

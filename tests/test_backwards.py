@@ -10,7 +10,6 @@ import torch
 
 from transduce import Ensemble, SearchOptions, beam_search, greedy_search
 from transduce.alphabet import Alphabet
-from transduce.analysis.lattice import view_lattice
 from transduce.architectures import NetworkConfig, build_network
 from transduce.data.batches import Batch
 from transduce.data.pairs import Notation, Origin, Pair
@@ -266,8 +265,3 @@ def test_initial_weights_must_come_from_a_network_of_the_same_direction():
         check_direction(model_of(False), True)
     with pytest.raises(PretrainingError, match="it reads backwards, and"):
         check_direction(model_of(True), False)
-
-
-def test_the_lattice_of_a_backward_transducer_is_not_shown(learnt):
-    with pytest.raises(ValueError, match=r"a transducer that reads backwards.*; give one that"):
-        view_lattice(learnt, torch.tensor([1, 2]), [1])

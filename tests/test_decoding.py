@@ -415,7 +415,7 @@ def test_the_last_step_of_a_search_is_its_result(width, seed):
     model, frames = transducer(4, seed), frames_of(9, seed)
     options = dict(beam_width=width, n_best=width, length_normalised=False, with_timings=False)
     found = search(model, frames, **options)
-    steps = beam_search_steps(model, frames[0], width)
+    steps = list(beam_search_steps(model, frames[0], width))
     assert len(steps) == 10 and [y.labels for y in steps[0]] == [()]
     assert [y.labels for y in steps[-1]] == [h.labels for h in found]
     for y, h in zip(steps[-1], found, strict=True):

@@ -1,48 +1,44 @@
 """Use the page of the explorer in a real browser."""
 
 import json
+import re
 import shutil
-import socket
 import threading
-import time
-from contextlib import contextmanager
+from collections import Counter
 from itertools import pairwise
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
 import torch
-import uvicorn
-from explored import sound, sound_model, sound_pairs, text_model, text_pairs, wav_bytes
+from explored import (
+    CHARACTERS,
+    SPACES,
+    serving,
+    sharp_network,
+    sound,
+    sound_model,
+    sound_pairs,
+    text_model,
+    text_pairs,
+    wav_bytes,
+)
 from playwright.sync_api import expect, sync_playwright
 
+from transduce.alphabet import Alphabet
 from transduce.analysis import output_bars, sensitivity, view_lattice
+from transduce.analysis.colours import DECADES, heat_colours
+from transduce.architectures import NetworkConfig
 from transduce.decoding import beam_search_steps
+from transduce.model.checkpoint import TrainedModel
+from transduce.model.signature import Signature
 from transduce.web import explorer as exploring
 from transduce.web.explorer import Explorer
-from transduce.web.server import create_app
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium; apt-get install chromium"
 )
-
-
-@contextmanager
-def serving(explorer):
-    """Run a server in this process; yield its address."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(explorer), log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listening.close()
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +89,7 @@ def new_page(browser):
 def pick(page, name):
     page.fill("#find", name)
     page.locator("#examples strong", has_text=name).first.click()
+    expect(page.locator("body:not(.busy) #input-name")).to_have_text(name)
     settled(page)
 
 
@@ -196,14 +193,12 @@ def test_choosing_an_example_shows_its_outputs_and_lattice(text, new_page):
     explorer, address = text
     page = new_page(address)
     expect(page.locator("#examples strong")).to_have_count(len(explorer.pairs))
-    expect(page.locator("#lattice")).to_be_hidden()
     page.fill("#find", "bb")
     expect(page.locator("#examples strong")).to_have_text(["abba", "cabbac", "bb"])
     pick(page, "cabbac")
     found = explorer.open_example(4)["hypotheses"]
-    expect(page.locator("#hypotheses .symbols")).to_have_text(
-        [" ".join(h["symbols"]) or "(empty)" for h in found]
-    )
+    targets = page.locator("#hypotheses button").evaluate_all("all => all.map(b => b.title)")
+    assert targets == [" ".join(h["symbols"]) or "(empty)" for h in found]
     assert page.input_value("#target") == " ".join(found[0]["symbols"])
     other = page.locator("#hypotheses button").nth(1)
     other.click()
@@ -214,11 +209,90 @@ def test_choosing_an_example_shows_its_outputs_and_lattice(text, new_page):
     assert page.input_value("#target") == "C A B B A C"
 
 
-def test_the_page_says_how_to_start_and_searches_names_and_targets(text, new_page):
-    explorer, address = text
-    page = new_page(address)
-    expect(page.locator("#nothing")).to_have_text("Choose an example, or type a word.")
+def test_the_page_opens_on_an_example_and_says_what_it_shows(text, new_page):
+    page = new_page(text[1])
+    settled(page)
+    expect(page.locator("#input-name")).to_have_text("bacca")
+    expect(page.locator("#nothing")).to_be_hidden()
     expect(page.locator("#find")).to_have_attribute("placeholder", "Search names and targets")
+    target = page.input_value("#target") or "nothing"
+    expect(page.locator("#seen")).to_contain_text(
+        f"Reading bacca from left to right, the network emits {target} from bottom to top."
+    )
+    likelihood = re.escape(page.locator("#hypotheses .number").first.text_content())
+    expect(page.locator("#seen")).to_contain_text(re.compile(rf"y\|x\) = {likelihood} \(Eq. 17"))
+    page.click("text=forward >> nth=0")
+    expect(page.locator("#seen")).to_contain_text("Bright nodes are easy to reach.")
+    page.click("text=backward")
+    expect(page.locator("#seen")).to_contain_text("From bright nodes the end is easy to reach.")
+    legend = page.locator("#legend").inner_text()
+    for words in ("most probable alignment", "when a label is emitted", "previous labels"):
+        assert words in legend
+    written = {word for word, *_ in words_of(page)}
+    assert {"ln β(t,u), Eq. 18", "Pr(k|t,u), Eq. 13"} <= written
+
+
+def test_every_panel_says_what_it_is(text, new_page):
+    page = new_page(text[1])
+    settled(page)
+    for name in ("input", "outputs", "lattice", "search"):
+        section = page.locator(f"section[aria-labelledby={name}-title]")
+        section.locator(".about summary").click()
+        expect(section.locator(".about p, .about dl").first).to_be_visible()
+        assert "Eq" in (words := section.locator(".about").inner_text()) or "Algorithm 1" in words
+    panels = page.locator("#lattice .about dt").all_inner_texts()
+    assert panels == [
+        "The map",
+        "The strips below the map",
+        "The input",
+        "The sensitivities",
+        "The bar graphs",
+    ]
+
+
+def test_a_model_of_letters_without_examples_opens_on_a_word(new_page):
+    letters = sorted(set(exploring.FIRST_WORD))
+    signature = Signature(Alphabet("AB"), SPACES, Alphabet(letters), CHARACTERS)
+    config = NetworkConfig(hidden_size=8, prediction_size=8)
+    network = sharp_network(config, len(letters), 2)
+    with serving(Explorer(TrainedModel(network, config, signature), (), "word")) as address:
+        page = new_page(address)
+        settled(page)
+        expect(page.locator("#input-name")).to_have_text(exploring.FIRST_WORD)
+        assert page.input_value("#text") == exploring.FIRST_WORD
+
+
+def test_outputs_show_what_differs_from_the_best(text, new_page):
+    page = new_page(text[1])
+    found = page.evaluate(
+        """async () => {
+            const { differences, shortened } = await import("./differences.js");
+            const between = (one, other) => shortened(differences(one.split(" "), other.split(" ")))
+                .map(([kind, symbol]) => ({ in: "+", out: "-", same: "", gap: "" })[kind] + symbol);
+            return [
+                between("a b c d e f g h", "a b c x e f g h"),
+                between("a b c d e f g h", "b c d e f g h i").join(" "),
+                between("a", "a b").join(" "),
+            ];
+        }"""
+    )
+    assert found[0] == ["…", "b", "c", "-d", "+x", "e", "f", "…"]
+    assert found[1:] == ["-a b c … g h +i", "a +b"]
+    settled(page)
+    hypotheses = text[0].open_example(2)["hypotheses"]
+    best = hypotheses[0]["symbols"]
+    rows = page.locator("#hypotheses button").all()
+    expect(rows[0].locator("ins, del")).to_have_count(0)
+    for row, hypothesis in zip(rows[1:], hypotheses[1:], strict=True):
+        changed = row.locator("ins").all_inner_texts(), row.locator("del").all_inner_texts()
+        symbols = hypothesis["symbols"]
+        assert len(symbols) - len(changed[0]) == len(best) - len(changed[1])
+        assert changed != ([], [])
+        assert Counter(symbols) - Counter(changed[0]) == Counter(best) - Counter(changed[1])
+
+
+def test_the_page_says_how_to_start(text, new_page):
+    explorer, _ = text
     with serving(Explorer(explorer.model, [], "letters")) as without:
         page = new_page(without)
         expect(page.locator("#nothing")).to_have_text("Type a word.")
@@ -503,9 +577,8 @@ def test_the_search_is_shown_frame_by_frame(text, new_page):
     pick(page, "bacca")
     page.fill("#beam-width", "4")
     page.press("#beam-width", "Enter")
-    steps = beam_search_steps(
-        explorer.model.network, explorer.model.signature.example("bacca").frames, 4
-    )
+    frames = explorer.model.signature.example("bacca").frames
+    steps = list(beam_search_steps(explorer.model.network, frames, 4))
     expect(page.locator("#step-name")).to_have_text("frame 0 of 0 to 4")
     for n in range(1, 6):
         rows = page.locator("#flows .after li").evaluate_all(
@@ -528,6 +601,74 @@ def test_the_search_is_shown_frame_by_frame(text, new_page):
     page.keyboard.press("Home")
     expect(page.locator("#step-name")).to_have_text("before the first frame")
     expect(page.locator("#flows .after .symbols")).to_have_text("(empty)")
+
+
+def test_a_transducer_that_reads_backwards_is_shown_in_forward_time(tmp_path, new_page):
+    explorer = Explorer(text_model(backwards=True), text_pairs(tmp_path), "back")
+    frames = explorer.model.signature.example("cabbac").frames
+    view = view_lattice(explorer.model, frames, [1, 2, 3])
+    with serving(explorer) as address:
+        page = new_page(address + "#text=cabbac&target=A+B+C&node=4,1")
+        settled(page)
+        expect(page.locator("#seen")).to_contain_text(
+            "Reading cabbac from right to left, the network emits A B C from top to bottom."
+        )
+        expect(page.locator("#readout")).to_contain_text("Node 4,1 of 0,0 to 5,3, last label B:")
+        expect(page.locator("#readout")).to_contain_text("next label A")
+        timing = view.timings[1]
+        expect(page.locator("#readout")).to_contain_text(
+            f"B is emitted at frame {timing.frame} ({timing.start} to {timing.end})"
+        )
+        assert_bars(page, explorer, view)
+        rows = rows_of(words_of(page), lambda word: word in ("A", "B", "C", "∅"))
+        axis = {word: y for row in rows for word, _, right, y in row if right == rows[0][0][2]}
+        assert sorted(axis, key=axis.get) == ["∅", "C", "B", "A"]
+        page.fill("#beam-width", "4")
+        page.press("#beam-width", "Enter")
+        steps = list(beam_search_steps(explorer.model.network, frames, 4))
+        for n in range(1, 7):
+            expect(page.locator("#step-name")).to_have_text(f"frame {6 - n} of 0 to 5")
+            labels = page.locator("#flows .after li").evaluate_all(
+                "r => r.map(x => x.dataset.labels)"
+            )
+            assert labels == [" ".join(map(str, y.labels[::-1])) for y in steps[n]]
+            assert page.get_attribute("#figure", "data-cursor") == str(6 - n + 0.5)
+            if n < 6:
+                page.click("#step-on")
+
+
+def test_a_search_shows_its_progress_and_can_be_stopped(text, new_page, monkeypatch):
+    explorer, _ = text
+    monkeypatch.setattr(exploring, "STEPS_SECONDS", 0.0)  # one frame at a time
+    go_on = threading.Semaphore(7)
+
+    class Held(type(explorer)):
+        def steps(self, name):
+            go_on.acquire(timeout=9)
+            return super().steps(name)
+
+    with serving(Held(explorer.model, (), "held")) as address:
+        page = new_page(address + "#text=" + "abc" * 20)
+        settled(page)
+        page.click("#search-form button")
+        expect(page.locator("#progress-text")).to_have_text("6 of 60 frames searched")
+        assert page.get_attribute("#progress", "value") == "0.1"
+        expect(page.locator("#step-name")).to_have_text("frame 0 of 0 to 59")
+        page.click("#stop")
+        stopped = "The search was stopped after 6 of 60 frames."
+        expect(page.locator("#progress-text")).to_have_text(stopped)
+        expect(page.locator("#progress")).to_be_hidden()
+        go_on.release(1)
+        page.focus("#step")
+        page.keyboard.press("End")
+        expect(page.locator("#step-name")).to_have_text("frame 5 of 0 to 59")
+        assert page.is_disabled("#step-on")
+        go_on.release(200)
+        page.click("#search-form button")
+        expect(page.locator("#progress-text")).to_have_text("")
+        page.focus("#step")
+        page.keyboard.press("End")
+        expect(page.locator("#step-name")).to_have_text("frame 59 of 0 to 59")
 
 
 def test_the_view_is_saved_as_a_picture(text, new_page, tmp_path):
@@ -581,6 +722,48 @@ def test_the_page_reports_a_server_that_does_not_answer(text, new_page):
         expect(page.locator("#message p")).to_contain_text("The server does not answer")
 
 
+def test_on_a_phone_the_figure_is_first_and_there_are_no_keys(text, new_page):
+    page = new_page(text[1], 390, has_touch=True, is_mobile=True)
+    settled(page)
+    tops = [
+        page.locator(f"section[aria-labelledby={name}-title]").bounding_box()["y"]
+        for name in ("lattice", "input", "outputs", "search")
+    ]
+    assert tops == sorted(tops)
+    expect(page.locator("#keys")).to_be_hidden()
+    page = new_page(text[1], 1200)
+    settled(page)
+    expect(page.locator("#keys")).to_be_visible()
+
+
+def test_the_figure_is_drawn_in_windows_of_all_widths(text, new_page):
+    page = new_page(text[1])
+    settled(page)
+    radii = page.evaluate(
+        """async () => {
+            const radii = [];
+            const { prototype } = CanvasRenderingContext2D;
+            const arc = prototype.arc;
+            prototype.arc = function (x, y, radius, ...rest) {
+                radii.push(radius);
+                arc.call(this, x, y, radius, ...rest);
+            };
+            const drawn = () =>
+                new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+            for (const width of [0, 1, 20, 43, 60, 200, 719, 720, 800]) {
+                document.getElementById("lattice").style.width = `${width}px`;
+                window.dispatchEvent(new Event("resize"));
+                await drawn();
+            }
+            document.getElementById("lattice").hidden = true;
+            window.dispatchEvent(new Event("resize"));
+            await drawn();
+            return radii;
+        }"""
+    )
+    assert len(radii) > 8 and min(radii) > 0
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1600])
 def test_the_page_fits_narrow_and_wide_windows(width, scheme, heard, new_page):
@@ -600,26 +783,32 @@ def test_the_page_fits_narrow_and_wide_windows(width, scheme, heard, new_page):
     )
 
 
-def test_equal_steps_of_a_map_have_equal_colour_differences(text, new_page):
-    table = new_page(text[1]).evaluate("async () => [...(await import('./colours.js')).HEAT]")
-    colours = np.array(table).reshape(-1, 3)[::8] / 255
-    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
-    # The matrices of Oklab, in which distances are differences as they are seen.
-    cones = np.cbrt(
-        linear
-        @ [
-            [0.4122214708, 0.2119034982, 0.0883024619],
-            [0.5363325363, 0.6806995451, 0.2817188376],
-            [0.0514459929, 0.1073969566, 0.6299787005],
-        ]
+def test_sensitivities_have_the_colours_of_the_plot_command(text, new_page):
+    page = new_page(text[1] + "#text=abccba&target=A+B+C&node=2,2")
+    settled(page)
+    table = page.evaluate("async () => [...(await import('./colours.js')).HEAT]")
+    assert table == heat_colours().flatten().tolist()
+    view = view_lattice(text[0].model, text[0].model.signature.example("abccba").frames, [1, 2, 3])
+    derivatives = sensitivity(text[0].model, view, 2, 2).inputs.abs().numpy()  # [T, D]
+    shares = 1 + np.log10(derivatives / derivatives.max()).clip(-DECADES) / DECADES
+    expected = heat_colours()[np.rint(255 * shares).astype(int)]
+    colours = page.evaluate(
+        """async () => {
+            const { layout } = await import("./figure.js");
+            const canvas = document.getElementById("figure");
+            const { inputs } = layout(
+                canvas.clientWidth, { U: 3, source: [] }, window.innerHeight);
+            const context = canvas.getContext("2d");
+            return [0, 1, 2, 3, 4, 5].map((t) => [0, 1, 2].map((row) => {
+                const x = inputs.x + ((t + 0.25) * inputs.w) / 6;
+                const y = inputs.y + inputs.h * (1 - (row + 0.5) / 3);
+                return [...context.getImageData(x, y, 1, 1).data.slice(0, 3)];
+            }));
+        }"""
     )
-    seen = cones @ [
-        [0.2104542553, 1.9779984951, 0.0259040371],
-        [0.7936177850, -2.4285922050, 0.7827717662],
-        [-0.0040720468, 0.4505937099, -0.8086757660],
-    ]
-    steps = np.linalg.norm(np.diff(seen, axis=0), axis=1)
-    assert np.all(np.diff(seen[:, 0]) > 0) and steps.max() < 1.4 * steps.min()
+    # Rounding may move a value to the next colour.
+    assert np.abs(np.array(colours) - expected).max() <= 6
+    assert {"0.001", "1"} <= {word for word, *_ in words_of(page)}
 
 
 @pytest.mark.parametrize("width", [400, 1200])
@@ -629,6 +818,10 @@ def test_a_long_text_shows_only_the_letters_that_fit(width, text, new_page):
     settled(page)
     strip = rows_of(words_of(page), lambda word: word in "abc")[0]
     assert 10 < len(strip) < 200 and apart(strip)
+    dots = rows_of(words_of(page), lambda word: word == "·")
+    assert sum(len(row) for row in dots) >= 200 - len(strip), "each that is left out has a mark"
+    notes = [word for word, *_ in words_of(page) if word.startswith("Named: every ")]
+    assert len(notes) == 1 and notes[0].endswith("letter. Zoom in for all.")
     crosshair = (
         place(page, text[0], 200, 2, 101, 1)[0] - page.locator("#figure").bounding_box()["x"]
     )
@@ -639,6 +832,7 @@ def test_a_long_text_shows_only_the_letters_that_fit(width, text, new_page):
     settled(page)
     strip = rows_of(words_of(page), lambda word: word in "abc")[0]
     assert "".join(word for word, *_ in strip) == "abccba"
+    assert not [word for word, *_ in words_of(page) if word == "·" or word.startswith("Named")]
 
 
 def test_the_figure_uses_all_pixels_of_a_high_resolution_screen(text, new_page):
@@ -697,27 +891,27 @@ def test_a_dropped_sound_is_recognised_and_played(heard, new_page):
     )
 
 
-def test_a_narrow_figure_names_labels_over_its_whole_width(heard, new_page):
-    named = new_page(heard[1]).evaluate(
+def test_labels_that_do_not_fit_are_thinned_evenly(heard, new_page):
+    every, named = new_page(heard[1]).evaluate(
         """async () => {
             const { labelsThatFit } = await import("./figure.js");
             const context = new OffscreenCanvas(1, 1).getContext("2d");
             const target = Array.from({ length: 100 }, (_, i) => ["ih", "w", "DD"][i % 3]);
             const timings = target.map((_, i) => ({ frame: 3 * i }));
             const place = { x: (t) => 1.1 * t };
-            const named = labelsThatFit(context, { target, timings }, { u: 51 }, place);
-            return [...named].map((i) => {
+            const { every, named } = labelsThatFit(context, { target, timings }, 52, place);
+            return [every, [...named].map((i) => {
                 const [x, { width }] = [place.x(3 * i + 0.5), context.measureText(target[i])];
-                return [i, x - width / 2, x + width / 2, i % 3];
-            });
+                return [i, x - width / 2, x + width / 2, Math.floor(i / every) % 3];
+            })];
         }"""
     )
-    assert 50 in [i for i, *_ in named], "the crosshair's own is named"
+    assert every == 3
+    assert 52 in [i for i, *_ in named], "the crosshair's own is named"
+    others = {i for i, *_ in named} - {52}
+    assert others < set(range(0, 100, 3)) and len(others) == 33, "it replaces one that it touches"
     lanes = rows_of(named, lambda i: True)
     assert len(lanes) == 3 and all(apart(lane) for lane in lanes)
-    for lane in lanes:
-        for (i, *_), (j, *_) in pairwise(lane):
-            assert j - i <= 12, "or else another would have fitted between"
 
 
 def test_a_file_that_is_not_sound_shows_a_message(heard, new_page):

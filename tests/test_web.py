@@ -2,21 +2,35 @@
 
 import dataclasses
 import io
+import json
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 import zipfile
+from contextlib import ExitStack, suppress
+from itertools import product
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 import soundfile
 import torch
-from explored import RATE, sound, sound_model, sound_pairs, text_model, text_pairs, wav_bytes
+from explored import (
+    RATE,
+    serving,
+    sound,
+    sound_model,
+    sound_pairs,
+    text_model,
+    text_pairs,
+    wav_bytes,
+)
 from fastapi.testclient import TestClient
 
 from transduce import cli
@@ -28,6 +42,7 @@ from transduce.decoding.options import SearchOptions
 from transduce.model.checkpoint import TrainedModel, save_model
 from transduce.model.model import search_examples
 from transduce.web import explorer as exploring
+from transduce.web import server as http_server
 from transduce.web import sounds
 from transduce.web.explorer import Explorer
 from transduce.web.server import create_app, names_this_server
@@ -35,6 +50,7 @@ from transduce.web.wire import unpack
 
 ROOT = Path(__file__).parent.parent
 HERE = "http://127.0.0.1:8000"
+JSON = {"Content-Type": "application/json"}
 
 
 def client_of(explorer, **options):
@@ -146,17 +162,53 @@ def test_the_empty_target_has_a_lattice_too(text):
     assert arrays["outputs"].shape == (0, 4)
 
 
-def test_the_search_frame_by_frame_matches_the_library(text):
+def searched(client, name, beam_width):
+    """Return all steps of a search, as the page asks for them."""
+    query = {"input": name, "beam_width": beam_width}
+    begun = client.post("/api/search", json=query).json()
+    steps = []
+    while len(steps) <= begun["num_vectors"]:
+        more = client.post("/api/steps", json={"search": begun["search"]}).json()["steps"]
+        assert more
+        steps += more
+    assert client.post("/api/steps", json={"search": begun["search"]}).json() == {"steps": []}
+    return steps
+
+
+@pytest.mark.parametrize("seconds", [0.0, 9.0], ids=["in parts", "at once"])
+def test_the_search_frame_by_frame_matches_the_library(text, monkeypatch, seconds):
+    monkeypatch.setattr(exploring, "STEPS_SECONDS", seconds)
     client = client_of(text)
-    query = {"input": opened(client)["input"], "beam_width": 3}
-    answer = client.post("/api/search", json=query).json()
+    found_steps = searched(client, opened(client)["input"], 3)
     frames = text.model.signature.example("cab").frames
-    steps = beam_search_steps(text.model.network, frames, 3)
-    assert len(answer["steps"]) == len(steps) == 4
-    for found, expected in zip(answer["steps"], steps, strict=True):
+    steps = list(beam_search_steps(text.model.network, frames, 3))
+    assert len(found_steps) == len(steps) == 4
+    for found, expected in zip(found_steps, steps, strict=True):
         assert [h[0] for h in found] == [list(y.labels) for y in expected]
         assert [h[1] for h in found] == [y.log_prob for y in expected]
         assert [len(h[2]) for h in found] == [len(y.flows) for y in expected]
+
+
+def test_a_transducer_that_reads_backwards_is_shown_in_forward_time(tmp_path):
+    explorer = Explorer(sound_model(backwards=True, pooling=3), sound_pairs(tmp_path), "back")
+    client = client_of(explorer)
+    assert client.get("/api/model").json()["backwards"]
+    answer = client.post("/api/example", json={"index": 0}).json()
+    query = {"input": answer["input"], "target": ["A", "DD"]}
+    header, arrays = unpack(client.post("/api/lattice", json=query).content)
+    frames = explorer.model.signature.example(torch.from_numpy(sound()[:, 0])).frames
+    view = view_lattice(explorer.model, frames, [1, 4])
+    assert header["backwards"] and header["first_frame"] == view.first_frame(0) == 58 - 60
+    assert np.allclose(arrays["log_product"], view.log_product, atol=1e-5)
+    query = {"view": header["view"], "t": 3, "u": 1}
+    _, arrays = unpack(client.post("/api/sensitivity", json=query).content)
+    assert (arrays["outputs"][0] == 0).all() and (arrays["outputs"][1] != 0).all()
+    found_steps = searched(client, answer["input"], 3)
+    steps = list(beam_search_steps(explorer.model.network, frames, 3))
+    for found, expected in zip(found_steps, steps, strict=True):
+        assert [h[0] for h in found] == [list(y.labels[::-1]) for y in expected]
+        emitted = [[flow[1] for flow in h[2]] for h in found]
+        assert emitted == [[list(flow.emitted[::-1]) for flow in y.flows] for y in expected]
 
 
 def test_a_sound_that_was_sent_is_decoded_shown_and_played(heard):
@@ -275,6 +327,9 @@ def test_inputs_and_targets_that_are_too_long_are_refused(text, heard, monkeypat
     monkeypatch.setattr(exploring, "MAX_CELLS", 30)
     query = {"input": name, "target": ["A"] * 10}
     assert "3 by 11 is too large" in told(client.post("/api/lattice", json=query))
+    query = {"input": name, "target": ["A"] * (exploring.MAX_LABELS + 1)}
+    message = told(client.post("/api/lattice", json=query))
+    assert message == "the target has 1001 labels; at most 1000 can be shown"
     monkeypatch.setattr(exploring, "MAX_FRAMES", 2)
     assert "cab has 3 frames; at most 2 can be shown" in told(
         client.post("/api/text", json={"text": "cab"})
@@ -290,7 +345,8 @@ def test_invalid_requests_are_refused_in_a_sentence(text, heard):
     assert "no example 99" in told(post("/api/example", json={"index": 99}))
     assert "no example -1" in told(post("/api/example", json={"index": -1}))
     assert "index cannot be read" in told(post("/api/example", json={"index": "../x"}), 422)
-    assert "cannot be read" in told(post("/api/text", content=b"{not json"), 422)
+    message = told(post("/api/text", content=b"{not json", headers=JSON), 422)
+    assert message == "the body is not JSON; send an object"
     assert "text cannot be read" in told(post("/api/text", json={}), 422)
     assert "the text is empty" in told(post("/api/text", json={"text": "  "}))
     for width in (0, 21):
@@ -329,6 +385,17 @@ def test_a_request_for_an_input_that_is_no_longer_kept_says_so(text):
         ("192.168.0.7:8000", "127.0.0.1", False),
         ("", "127.0.0.1", False),
         ("[", "127.0.0.1", False),
+        ("evil@127.0.0.1", "127.0.0.1", False),
+        ("evil@127.0.0.1:8000", "127.0.0.1", False),
+        ("127.0.0.1/evil", "127.0.0.1", False),
+        ("127.0.0.1:80:80", "127.0.0.1", False),
+        ("127.0.0.1:", "127.0.0.1", False),
+        ("127.0.0.1:x", "127.0.0.1", False),
+        ("127.0.0.1 ", "127.0.0.1", False),
+        ("[127.0.0.1]", "127.0.0.1", False),
+        ("[localhost]", "127.0.0.1", False),
+        ("::1", "::1", False),
+        ("[::1]", "::1", True),
         ("192.168.0.7:8000", "192.168.0.7", True),
         ("192.168.0.7:8000", "0.0.0.0", True),
         ("evil.example", "0.0.0.0", False),
@@ -342,7 +409,9 @@ def test_pages_of_other_sites_get_no_answers(text):
     client = client_of(text)
     for path in ("/", "/api/model"):
         assert "evil.example" in told(client.get(path, headers={"Host": "evil.example"}), 403)
-    for origin in ("http://evil.example", "http://127.0.0.1:9000", "null"):
+    others = ("http://evil.example", "http://127.0.0.1:9000", "null", "http://[", "", "http://")
+    others += (f"http://evil@{HERE[7:]}", f"{HERE}/", f"ftp{HERE[4:]}", b"\xff")
+    for origin in others:
         answer = client.post("/api/text", json={"text": "a"}, headers={"Origin": origin})
         assert "may not use this server" in told(answer, 403)
     own = client.post("/api/text", json={"text": "a"}, headers={"Origin": HERE})
@@ -374,6 +443,149 @@ def test_the_server_answers_while_the_model_computes(text):
         assert not answers
     working.join(20)
     assert answers[0]["name"] == "cab"
+
+
+ODD = [
+    *(None, True, -1, 0, 1.5, 1e308, 10**30, -(10**400), "", "a", "\ud800", "A" * 5000),
+    *([], [[]], ["A", 1], ["\ud800"], {}, {"a": 1}),
+]
+BODIES = [
+    *(b"", b"nul", b"{", b"[]", b"0", b'"x"', b"\xff\xfe", b"{" * 9, b"[" * 90_000),
+    *(b'{"a":' * 90_000, b"9" * 10_000, b'{"index": NaN}', b'{"index": 1e999}'),
+    b'{"t": Infinity, "u": -Infinity, "view": "x"}',
+]
+
+
+def test_no_request_makes_the_server_fail(text, heard, capsys):
+    for explorer in (text, heard):
+        client = client_of(explorer)
+        name = client.post("/api/example", json={"index": 0}).json()["input"]
+        query = {"input": name, "target": ["A"]}
+        view = unpack(client.post("/api/lattice", json=query).content)[0]["view"]
+        searching = {"input": name, "beam_width": 2}
+        search = client.post("/api/search", json=searching).json()["search"]
+        queries = {
+            "example": {"index": 0},
+            "text": {"text": "a"},
+            "lattice": query,
+            "sensitivity": {"view": view, "t": 0, "u": 0},
+            "search": searching,
+            "steps": {"search": search},
+            "sound": {},
+        }
+        answers = []
+        if explorer is heard:  # the rest is the same for all models
+            queries = {path: queries[path] for path in ("example", "text", "sound")}
+        for path, query in queries.items():
+            wrong = [{**query, field: odd} for field, odd in product(query, ODD)]
+            for body in [*BODIES, *(json.dumps(one).encode() for one in wrong)]:
+                answers.append(client.post(f"/api/{path}", content=body, headers=JSON))
+        for odd in ("", "x", "-1", "9" * 30, "9" * 5000, "NaN", "%ff", "%00"):
+            answers.append(client.get("/api/examples", params={"first": odd, "search": odd}))
+            answers.append(client.get(f"/api/sound/{odd}"))
+            answers.append(client.get(f"/{odd}"))
+            answers.append(sent(client, b"x", odd))
+        for header, odd in product(
+            ("Host", "Origin", "Content-Length", "Content-Type", "Cookie", "Expect", "Range"),
+            ("", "[", "http://[", "http://[::1", "@", "\xff", "-1", "1e9", "9" * 30, "é\xb2"),
+        ):
+            value = {**JSON, header: odd.encode("latin-1")}
+            answers.append(client.post("/api/text", content=b'{"text": "a"}', headers=value))
+            answers.append(client.get("/main.js", headers=value))
+        for answer in answers:
+            if answer.status_code >= 400:
+                assert list(answer.json()) == ["message"]
+            assert answer.status_code < 500, (answer.request.url, answer.request.content[:99])
+        assert len(answers) > 200
+    assert capsys.readouterr().err == ""
+
+
+# --- Connections --------------------------------------------------------------------------------
+
+
+def connected(address):
+    found = urlsplit(address)
+    return socket.create_connection((found.hostname, found.port), timeout=10)
+
+
+def received(connection):
+    """Return all bytes until the server closes the connection."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+HEAD = (
+    "POST /api/text HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    "Content-Length: {}\r\n\r\n"
+)
+
+
+def test_a_client_reads_that_its_large_body_is_refused(heard):
+    large = b"\0" * (sounds.MAX_BYTES + 100_000)
+    with serving(heard) as address, connected(address) as connection:
+        head = HEAD.replace("text", "sound").format(len(large))
+        connection.sendall(head.encode() + large)  # as a client that reads nothing until then
+        answer = received_one(connection)
+    assert answer.startswith(b"HTTP/1.1 413") and b"larger than 20 MB; send a shorter" in answer
+
+
+def received_one(connection):
+    answer = b""
+    while not answer.endswith(b"}"):
+        part = connection.recv(65536)
+        assert part, answer
+        answer += part
+    return answer
+
+
+def test_a_client_that_asks_before_it_sends_is_refused_at_once(heard):
+    with serving(heard) as address, connected(address) as connection:
+        head = HEAD.format(10**9).replace("\r\n\r\n", "\r\nExpect: 100-continue\r\n\r\n")
+        connection.sendall(head.encode())
+        assert received_one(connection).startswith(b"HTTP/1.1 413")
+
+
+def test_json_has_a_smaller_limit_than_sound(text):
+    body = b'{"text": "' + b"a" * http_server.MAX_JSON_BYTES + b'"}'
+    assert "larger than 1 MB" in told(client_of(text).post("/api/text", content=body), 413)
+
+
+def test_requests_that_do_not_arrive_are_closed_and_hold_no_thread(text, monkeypatch):
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(http_server, "BODY_SECONDS", 0.5)
+    with serving(text) as address, ExitStack() as stack:
+        threads = threading.active_count()
+        silent, half_head, half_body, *many = [
+            stack.enter_context(connected(address)) for _ in range(103)
+        ]
+        half_head.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        half_body.sendall(HEAD.format(10).encode() + b"{")
+        for connection in many:
+            connection.sendall(b"POST /api/sound HTTP/1.1\r\n")
+        assert threading.active_count() <= threads + 2
+        with urllib.request.urlopen(address + "api/model", timeout=5) as answer:
+            assert answer.status == 200
+        start = time.monotonic()
+        for _ in range(3):  # bytes that trickle in do not extend the time
+            time.sleep(0.1)
+            half_head.sendall(b"1")
+        for connection, part in ((half_head, "the headers"), (half_body, "the body")):
+            answer = received(connection)
+            assert answer.startswith(b"HTTP/1.1 408")
+            message = json.loads(answer.split(b"\r\n\r\n")[1])["message"]
+            assert message == f"{part} did not arrive within 0.5 seconds; send the request again"
+        assert received(silent) == b""
+        assert all(received(connection).startswith(b"HTTP/1.1 408") for connection in many)
+        assert time.monotonic() - start < 5
+
+
+def test_bytes_that_are_not_http_are_refused_in_a_sentence(text):
+    with serving(text) as address:
+        for sent_bytes in (b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"A" * 20_000):
+            with connected(address) as connection:
+                with suppress(OSError):
+                    connection.sendall(sent_bytes)
+                answer = received(connection)
+            assert answer.startswith(b"HTTP/1.1 400") and b"not an HTTP request" in answer
 
 
 # --- The command --------------------------------------------------------------------------------
@@ -409,10 +621,21 @@ def test_a_port_in_use_is_reported(tmp_path):
     assert f"port {port}" in message and "give another --port" in message
 
 
-def test_the_command_serves_until_ctrl_c(tmp_path):
+# In this process, /api/text does not end by itself.
+COMMAND = """
+from time import sleep
+from transduce.cli import main
+from transduce.web.explorer import Explorer
+
+Explorer.open_text = lambda self, text: sleep(100)
+main()
+"""
+
+
+def test_the_command_ends_at_the_first_ctrl_c_while_requests_are_open(tmp_path):
     save_model(text_model(), tmp_path)
     (tmp_path / "words.tsv").write_text("abc\tA B C\n")
-    command = [sys.executable, "-c", "from transduce.cli import main; main()", "explore"]
+    command = [sys.executable, "-c", COMMAND, "explore"]
     command += [str(tmp_path), "--data", str(tmp_path / "words.tsv"), "--port", "0"]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -421,10 +644,20 @@ def test_the_command_serves_until_ctrl_c(tmp_path):
         address = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())[0]
         with urllib.request.urlopen(address + "api/examples") as answer:
             assert b'"abc"' in answer.read()
+        with connected(address) as waiting, connected(address) as computing:
+            waiting.sendall(HEAD.format(10).encode())
+            computing.sendall(HEAD.format(13).encode() + b'{"text": "a"}')
+            computing.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                computing.recv(1)  # it computes
+            process.send_signal(signal.SIGINT)
+            start = time.monotonic()
+            _, said = process.communicate(timeout=20)
     finally:
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        process.kill()
+        process.communicate()
     assert process.returncode == 0 and said == ""
+    assert time.monotonic() - start < 5  # GRACE_SECONDS, and the time of a busy machine
 
 
 def test_the_wheel_contains_the_page(tmp_path):

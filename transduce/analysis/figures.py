@@ -10,17 +10,18 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from transduce.alphabet import NULL, Alphabet
-from transduce.analysis.lattice import Bar, LatticeView, Node, output_bars
+from transduce.analysis.colours import DECADES, heat_colours
+from transduce.analysis.lattice import Arrow, Bar, LatticeView, arrows, output_bars
 from transduce.analysis.sensitivity import one_hot, sensitivity
 from transduce.files import write_by_rename
 from transduce.model.checkpoint import TrainedModel
@@ -28,13 +29,20 @@ from transduce.model.checkpoint import TrainedModel
 SUFFIXES = (".png", ".svg", ".pdf")
 # Readers with colour blindness can tell the colours apart, and the colour maps also in grey.
 BLUE, RED, GREEN = "#0072B2", "#D55E00", "#009E73"
-LATTICE_COLOURS, INPUT_COLOURS, SENSITIVITY_COLOURS = "viridis", "gray_r", "magma"
+LATTICE_COLOURS, INPUT_COLOURS = "viridis", "gray_r"
+SENSITIVITY_COLOURS = ListedColormap(heat_colours() / 255.0, "heat")
+DPI = 300  # of a PNG: that of print, against the size of the file
+# The colours of a map begin so many nats below the worst node of the best alignment: more show less
+# probable nodes, fewer show more contrast.
+NATS = 40
 MOST_VECTORS, MOST_LABELS = 20, 16  # the largest lattice whose arrows are drawn
 SMALL = 7  # points, the size of small print
 LINE = 0.1  # inches, the height of a line of small print
 MOST_NAMES = 60  # source symbols that are written beside a map
 NUM_BARS = 7  # in each bar graph
-PRODUCT = "their product, ln α(t,u) β(t,u) / Pr(y|x)"
+LEADER = "0.6"  # the grey of a line from a name to its row
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+ORDINALS = {2: "2nd", 3: "3rd"}
 
 
 def check_suffix(path: Path) -> None:
@@ -47,7 +55,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, SVG or PDF, whichever the suffix names, whole or not at all."""
     check_suffix(path)
     content = io.BytesIO()
-    figure.savefig(content, format=path.suffix[1:].lower(), dpi=120)
+    figure.savefig(content, format=path.suffix[1:].lower(), dpi=DPI)
     try:
         write_by_rename(path, content.getvalue())
     except OSError as error:
@@ -62,8 +70,9 @@ def save_figure(figure: Figure, path: Path) -> None:
 def lattice_figure(model: TrainedModel, view: LatticeView) -> Figure:
     """Draw the output lattice: nodes, null and label transitions, and the best alignment in red.
 
-    More probable arrows are darker. The arrows of the best alignment have their probabilities
-    beside them; their product is the probability of the alignment.
+    The darkness of an arrow is the probability that the alignment takes it, given the target. The
+    arrows of the best alignment have their own probabilities beside them; their product is the
+    probability of the alignment.
     """
     T, U = view.num_vectors, view.num_labels
     if T > MOST_VECTORS or U > MOST_LABELS:
@@ -71,44 +80,40 @@ def lattice_figure(model: TrainedModel, view: LatticeView) -> Figure:
             f"the output lattice has {T} vectors and {U} labels, more than the {MOST_VECTORS} and "
             f"{MOST_LABELS} whose arrows can be drawn; plot its variables instead"
         )
-    figure = Figure(figsize=(1.2 + 0.72 * (T + 1), 0.9 + 0.66 * (U + 1)), layout="constrained")
+    figure = Figure(figsize=(1.2 + 0.72 * (T + 1), 1.2 + 0.66 * (U + 1)), layout="constrained")
     axes = figure.subplots()
-    null, label = view.log_null.exp().tolist(), view.log_label.exp().tolist()
-    best = set(pairwise([*view.best_path, (T, U)]))  # the last null leads to the terminal node
-    for t in range(T):
-        for u in range(U + 1):
-            if t < T - 1 or u == U:
-                _draw_arrow(axes, (t, u), (t + 1, u), null[t][u], ((t, u), (t + 1, u)) in best)
-            if u < U:
-                _draw_arrow(axes, (t, u), (t, u + 1), label[t][u], ((t, u), (t, u + 1)) in best)
-    nodes = [(t, u) for t in range(T) for u in range(U + 1)] + [(T, U)]
-    fills = ["black" if u == 0 else "white" for _, u in nodes]
+    for arrow in arrows(view):
+        _draw_arrow(axes, arrow)
+    nodes = [(t, u) for t in range(T) for u in range(U + 1)] + [view.terminal]
+    fills = ["black" if u == view.start[1] else "white" for _, u in nodes[:-1]] + ["white"]
     ts, us = zip(*nodes, strict=True)
     axes.scatter(ts, us, s=70, c=fills, edgecolors="black", zorder=3)
-    axes.scatter([T], [U], s=18, c="black", zorder=4)  # the terminal node is a ring
-    names = _source_names(model, view) if _is_text(view) and model.config.pooling == 1 else None
+    axes.scatter(*view.terminal, s=18, c="black", zorder=4)  # the terminal node is a ring
+    names = _source_names(model, view) if _is_text(view) and view.pooling == 1 else None
     axes.set_xticks(range(T), names or [str(t) for t in range(T)])
-    axes.set_yticks(range(U + 1), ["∅", *model.signature.targets.decode(view.labels.tolist())])
-    axes.set(xlim=(-0.5, T + 0.4), ylim=(-0.4, U + 0.5), ylabel="output y, emitted so far")
+    axes.set_yticks(range(U + 1), _row_names(model, view))
+    axes.set(xlim=(min(ts) - 0.5, max(ts) + 0.5), ylim=(-0.4, U + 0.5))
+    axes.set_ylabel("output y, emitted so far")
     axes.set_xlabel("input x" if names else "transcription vector t")
+    axes.set_title(_likelihood_title(view), fontsize=10)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return figure
 
 
-def _draw_arrow(axes: Axes, start: Node, end: Node, probability: float, is_best: bool) -> None:
+def _draw_arrow(axes: Axes, arrow: Arrow) -> None:
     """Draw an arrow; one of the best alignment is red and has its probability beside it."""
-    shade = str(0.85 * (1 - probability))  # "0" is black
+    start, end = arrow.start, arrow.end
+    shade = str(0.88 * (1 - min(1.0, math.exp(arrow.log_posterior))))  # "0" is black
     style = {"arrowstyle": "-|>", "shrinkA": 4.5, "shrinkB": 4.5}
-    style |= {"color": RED, "linewidth": 2.4} if is_best else {"color": shade, "linewidth": 1.0}
-    axes.annotate("", end, start, arrowprops=style, zorder=2 if is_best else 1)
-    if is_best:
+    style |= {"color": RED, "linewidth": 2.4} if arrow.is_best else {"color": shade}
+    axes.annotate("", end, start, arrowprops=style, zorder=2 if arrow.is_best else 1)
+    if arrow.is_best:
         middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
-        is_null = start[1] == end[1]
         axes.annotate(
-            f"{probability:.2f}", middle, (-1, 4) if is_null else (4, -1), "data", "offset points",
-            ha="center" if is_null else "left", va="bottom" if is_null else "center",
-            color=RED, fontsize=SMALL,
+            f"{math.exp(arrow.log_prob):.2f}", middle, (-1, 4) if arrow.is_null else (4, -1),
+            "data", "offset points", ha="center" if arrow.is_null else "left",
+            va="bottom" if arrow.is_null else "center", color=RED, fontsize=SMALL,
         )  # fmt: skip
 
 
@@ -120,23 +125,28 @@ def variables_figure(
 ) -> Figure:
     """Draw the forward variables, the backward variables and their product above the input.
 
-    The input is shown as `spectrogram` [num_frames, channels]; without one, as the frames.
+    The three maps have one colour scale. The input is shown as `spectrogram` [num_frames,
+    channels]; without one, as the frames.
     """
     maps = {
-        "forward variables, ln α(t,u)": view.log_alpha,
-        "backward variables, ln β(t,u)": view.log_beta,
-        PRODUCT: view.log_product,
+        "forward variables, ln α(t,u) (Eq. 16)": view.log_alpha,
+        "backward variables, ln β(t,u) (Eq. 18)": view.log_beta,
+        "their product, ln α(t,u) β(t,u) / Pr(y|x) (Eq. 19)": view.log_product,
     }
+    lowest = min(_lowest(view, log_values) for log_values in maps.values())
     height, width = _map_size(view)
     heights = [height, height, height, 0.3 if _is_text(view) else 1.2]
-    figure = Figure(figsize=(width + 1.8, sum(heights) + 1.7), layout="constrained")
+    figure = Figure(figsize=(width + 1.8, sum(heights) + 2.0), layout="constrained")
+    figure.suptitle(_likelihood_title(view), fontsize=10)
     panels = figure.subplots(4, 1, sharex=True, height_ratios=heights)
     for axes, (title, log_values) in zip(panels[:3], maps.items(), strict=True):
-        image = _draw_lattice(axes, model, view, log_values)
+        image = _draw_lattice(axes, model, view, log_values, lowest)
         _name_rows(axes, model, view, height)
         _number_nodes(axes, model, view)
         axes.set_title(title, fontsize=9, loc="left")
-        figure.colorbar(image, ax=axes, pad=0.01, aspect=15).ax.tick_params(labelsize=SMALL)
+    bar = figure.colorbar(image, ax=list(panels[:3]), pad=0.01, aspect=3 * height / 0.15)
+    bar.ax.tick_params(labelsize=SMALL)
+    bar.set_label("natural logarithm", fontsize=SMALL)
     _draw_input(panels[3], model, view, spectrogram)
     _name_time(panels[3], model, view)
     return figure
@@ -164,19 +174,21 @@ def sensitivity_figure(model: TrainedModel, view: LatticeView, t: int, u: int) -
     cells = figure.add_gridspec(3, 3, height_ratios=heights, width_ratios=[1.7, 1.7, width])
 
     product = figure.add_subplot(cells[0, 2])
-    image = _draw_lattice(product, model, view, view.log_product)
-    x = (t + 0.5) * _vector_width(model)
+    image = _draw_lattice(product, model, view, view.log_product, _lowest(view, view.log_product))
+    x = _time_of(model, view, t + 0.5)
     for line in (product.axvline(x), product.axhline(u)):
         line.set(color=RED, linewidth=1)
-    product.set_title("ln Pr(the alignment passes t,u)", fontsize=9, loc="left")
+    product.set_title("ln Pr(the alignment passes t,u) (Eq. 19)", fontsize=9, loc="left")
     _number_nodes(product, model, view)
     figure.colorbar(image, ax=product, pad=0.01, aspect=20).ax.tick_params(labelsize=SMALL)
 
     labels = figure.add_subplot(cells[0, 1], sharey=product)
-    _draw_labels(labels, one_hot(view.labels, len(model.signature.targets)), INPUT_COLOURS)
+    hot = one_hot(view.labels, len(model.signature.targets))
+    _draw_labels(labels, view, hot, INPUT_COLOURS)
     labels.set_title("outputs y, one-hot", fontsize=9)
     by_labels = figure.add_subplot(cells[0, 0], sharey=product)
-    _draw_labels(by_labels, _decades(by_outputs), SENSITIVITY_COLOURS).set_clim(-3, 0)
+    image = _draw_labels(by_labels, view, _decades(by_outputs), SENSITIVITY_COLOURS)
+    image.set_clim(-DECADES, 0)
     by_labels.set_title("sensitivity to y", fontsize=9)
     _name_rows(by_labels, model, view, height)
 
@@ -184,9 +196,10 @@ def sensitivity_figure(model: TrainedModel, view: LatticeView, t: int, u: int) -
     _draw_input(frames, model, view)
     by_frames = figure.add_subplot(cells[2, 2], sharex=product)
     image = _draw_frames(by_frames, model, _decades(by_inputs), SENSITIVITY_COLOURS)
-    image.set_clim(-3, 0)
+    image.set_clim(-DECADES, 0)
     bar = figure.colorbar(image, ax=by_frames, pad=0.01, aspect=20)
-    bar.set_ticks([-3, -2, -1, 0], labels=["0.001", "0.01", "0.1", "1"], fontsize=SMALL)
+    powers = range(-DECADES, 1)
+    bar.set_ticks(powers, labels=[f"{10.0**n:g}" for n in powers], fontsize=SMALL)
     bar.set_label("of the largest", fontsize=SMALL)
     by_frames.set_ylabel("sensitivity to x")
     sources = model.signature.sources
@@ -208,25 +221,30 @@ def _crosshair_title(model: TrainedModel, view: LatticeView, t: int, u: int) -> 
     """Return the title of the figure: the node and the probability of its next label."""
     k = view.next_label(u)
     probability = float((view.transcription[t] + view.prediction[u]).softmax(0)[k])
-    return f"Pr({_name(model.signature.targets, k)} | t={t}, u={u}) = {probability:.3f}"
+    next_label = f"Pr({_name(model.signature.targets, k)} | t={t}, u={u}) = {probability:.3f}"
+    return f"{next_label},   {_likelihood_title(view)}"
 
 
-def _draw_labels(axes: Axes, values: Tensor, colours: str) -> AxesImage:
-    """Draw values [U, K] of the one-hot labels; row 0 of the lattice has no label."""
+def _draw_labels(
+    axes: Axes, view: LatticeView, values: Tensor, colours: str | Colormap
+) -> AxesImage:
+    """Draw values [U, K] of the one-hot labels, each in the row that emitting it leads to."""
+    bottom = view.first_row - 0.5
+    extent = (0.5, values.shape[1] + 0.5, bottom, bottom + len(values))
     image = axes.imshow(
-        values.numpy(), cmap=colours, extent=(0.5, values.shape[1] + 0.5, 0.5, len(values) + 0.5),
-        origin="lower", aspect="auto", interpolation="nearest",
+        values.numpy(), cmap=colours, extent=extent, origin="lower", aspect="auto",
+        interpolation="nearest",
     )  # fmt: skip
-    axes.set_ylim(-0.5, len(values) + 0.5)
+    axes.set_ylim(-0.5, view.num_labels + 0.5)
     axes.tick_params(labelleft=False, left=False, labelbottom=False, bottom=False)
     axes.set_xlabel("label k", fontsize=SMALL)
     return image
 
 
 def _decades(derivatives: Tensor) -> Tensor:
-    """Return log10 of absolute values relative to the largest, clamped from below at -3."""
+    """Return log10 of absolute values relative to the largest, clamped from below at -DECADES."""
     sizes = derivatives.abs().double()
-    return (sizes / sizes.max().clamp(min=1e-300)).clamp(min=1e-3).log10()
+    return (sizes / sizes.max().clamp(min=1e-300)).clamp(min=10.0**-DECADES).log10()
 
 
 def _draw_bars(axes: Axes, model: TrainedModel, strongest: tuple[Bar, ...], colour: str) -> None:
@@ -250,16 +268,19 @@ def _draw_bars(axes: Axes, model: TrainedModel, strongest: tuple[Bar, ...], colo
 # --- Parts of the figures ----------------------------------------------------------------------
 
 
+def _lowest(view: LatticeView, log_values: Tensor) -> float:
+    """Return the log-probability at which the colours of a map begin."""
+    return min(float(log_values[node]) for node in view.best_path) - NATS
+
+
 def _draw_lattice(
-    axes: Axes, model: TrainedModel, view: LatticeView, log_values: Tensor
+    axes: Axes, model: TrainedModel, view: LatticeView, log_values: Tensor, lowest: float
 ) -> AxesImage:
-    """Draw a map of log-probabilities [T, U+1]; clamp those far below the best path."""
-    T, U = view.num_vectors, view.num_labels
-    extent = (0, T * _vector_width(model), -0.5, U + 0.5)
-    best = [float(log_values[node]) for node in view.best_path]
-    lowest = min(best) - 40
+    """Draw a map of log-probabilities [T, U+1] in colours from `lowest` to 0."""
+    left, right = _time_of(model, view, 0), _time_of(model, view, view.num_vectors)
+    extent = (left, right, -0.5, view.num_labels + 0.5)
     image = axes.imshow(
-        log_values.T.numpy(), cmap=LATTICE_COLOURS, vmin=lowest, vmax=float(log_values.max()),
+        log_values.T.numpy(), cmap=LATTICE_COLOURS, vmin=lowest, vmax=0.0,
         extent=extent, origin="lower", aspect="auto", interpolation="nearest",
     )  # fmt: skip
     axes.tick_params(labelleft=False, left=False, labelbottom=False, labelsize=SMALL)
@@ -282,7 +303,9 @@ def _draw_input(
     axes.tick_params(labelleft=False, left=False, labelbottom=False)
 
 
-def _draw_frames(axes: Axes, model: TrainedModel, values: Tensor, colours: str) -> AxesImage:
+def _draw_frames(
+    axes: Axes, model: TrainedModel, values: Tensor, colours: str | Colormap
+) -> AxesImage:
     """Draw values [num_frames, D] of the frames."""
     extent = (0, len(values) * _frame_width(model), 0.5, values.shape[1] + 0.5)
     image = axes.imshow(
@@ -293,19 +316,38 @@ def _draw_frames(axes: Axes, model: TrainedModel, values: Tensor, colours: str) 
     return image
 
 
+def _row_names(model: TrainedModel, view: LatticeView) -> list[str]:
+    """Return the names of the rows: in each the label that was emitted last."""
+    names = model.signature.targets.decode(view.labels.tolist())
+    return [*names, "∅"] if view.backwards else ["∅", *names]
+
+
 def _name_rows(axes: Axes, model: TrainedModel, view: LatticeView, height: float) -> None:
     """Write the target at the side: in each row the label that was emitted last."""
-    _name_ticks(axes, ["∅", *model.signature.targets.decode(view.labels.tolist())], 0, height)
+    _name_ticks(axes, _row_names(model, view), 0, height)
 
 
 def _name_ticks(axes: Axes, names: Sequence[str], first: int, height: float) -> None:
-    """Write names at the rows from `first` on, in enough columns that they do not overlap."""
+    """Write names at the rows from `first` on, where need be in two columns with leader lines.
+
+    If two columns are too few, write every n-th name, tick every row, and say so.
+    """
+    every = math.ceil(len(names) * LINE / (2 * height))
+    written = names[::every]
     axes.tick_params(labelleft=True, left=True)
-    axes.set_yticks(range(first, first + len(names)), names, fontsize=SMALL)
-    columns = math.ceil(len(names) * LINE / height)
+    axes.set_yticks(range(first, first + len(names), every), written, fontsize=SMALL)
+    if every > 1:
+        axes.set_yticks(range(first, first + len(names)), minor=True)
+        axes.tick_params(which="minor", left=True)
+        note = f"every {ORDINALS.get(every, f'{every}th')} label is named"
+        axes.set_ylabel(note, fontsize=SMALL)
+    columns = math.ceil(len(written) * LINE / height)
     width = 0.85 * SMALL * max(len(name) for name in names) + 2
     for i, tick in enumerate(axes.yaxis.get_major_ticks()):
-        tick.set_pad(3 + i % columns * width)
+        if i % columns:
+            tick.set_pad(3 + width)
+            # After `set_pad`, which resets the length of the tick.
+            tick.tick1line.set(markersize=3 + width, markeredgecolor=LEADER, markeredgewidth=0.5)
 
 
 def _name_time(axes: Axes, model: TrainedModel, view: LatticeView) -> None:
@@ -321,13 +363,13 @@ def _name_time(axes: Axes, model: TrainedModel, view: LatticeView) -> None:
 def _number_nodes(axes: Axes, model: TrainedModel, view: LatticeView) -> None:
     """Write the numbers t above the map and u to its right."""
     across, upwards = axes.secondary_xaxis("top").xaxis, axes.secondary_yaxis("right").yaxis
-    for axis, name, last, offset, width in (
-        (across, "t", view.num_vectors - 1, 0.5, _vector_width(model)),
-        (upwards, "u", view.num_labels, 0.0, 1.0),
+    for axis, name, last, place in (
+        (across, "t", view.num_vectors - 1, lambda t: _time_of(model, view, t + 0.5)),
+        (upwards, "u", view.num_labels, float),
     ):
         round_numbers = MaxNLocator(9, integer=True).tick_values(0, last)
         numbers = sorted({round(n) for n in round_numbers} & set(range(last + 1)))
-        places = [(n + offset) * width for n in numbers]
+        places = [place(n) for n in numbers]
         written = [str(n) if n else f"{name}=0" for n in numbers]
         axis.set_ticks(places, written, fontsize=SMALL)
         axis.set_tick_params(length=2, pad=1)
@@ -351,8 +393,18 @@ def _frame_width(model: TrainedModel) -> float:
     return 1.0 if features is None else features.shift
 
 
-def _vector_width(model: TrainedModel) -> float:
-    return model.config.pooling * _frame_width(model)
+def _time_of(model: TrainedModel, view: LatticeView, t: float) -> float:
+    """Return the place of vector t on the axis of time."""
+    return (view.first_frame(0) + view.pooling * t) * _frame_width(model)
+
+
+def _likelihood_title(view: LatticeView) -> str:
+    """Return the probability of the target as a title."""
+    tens = math.floor(view.log_likelihood / math.log(10))
+    if tens >= -3:
+        return f"Pr(y|x) = {math.exp(view.log_likelihood):.3g}"
+    digits = math.exp(view.log_likelihood - tens * math.log(10))
+    return f"Pr(y|x) = {digits:.2f}·10{str(tens).translate(SUPERSCRIPTS)}"
 
 
 def _source_names(model: TrainedModel, view: LatticeView) -> list[str]:

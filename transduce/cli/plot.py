@@ -47,7 +47,7 @@ def plot(
     at
         The node t,u of Figure 3, counted from 0; by default the one that emits the middle label.
     output
-        The file to write (png, svg or pdf); by default FIGURE.png.
+        The file to write (png of 300 dpi, svg or pdf); by default FIGURE.png.
     """
     from transduce.analysis import figures
 
@@ -86,8 +86,7 @@ def _view(model: Model, source: str, target: str | None) -> tuple[Example, Latti
 def _node(view: LatticeView, at: str | None) -> Node:
     """Return the node that --at names; by default the one that emits the middle label."""
     if at is None:
-        u = view.num_labels // 2
-        return view.timings[u].frame, u
+        return view.emitting_node(view.num_labels // 2)
     try:
         t, u = (int(number) for number in at.split(","))
     except ValueError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -39,12 +41,13 @@ def beam_search_steps(
     frames: Tensor,  # [T, D], or ids [T]
     beam_width: int,
     max_labels_per_frame: int = 20,
-) -> list[list[Survivor]]:
-    """Return B before the first frame and after each, best first; the last is `beam_search`'s.
+) -> Iterator[list[Survivor]]:
+    """Yield B before the first frame and after each, best first; the last is `beam_search`'s.
 
     Pr(y) after a frame is the sum over y and its prefixes ŷ that were in B before it. Each flow is
     Pr(ŷ) Pr(y|ŷ,t) Pr(∅|y,t): the terms that Algorithm 1 adds at the start of a frame, or gets by
-    extending ŷ. A model that reads backwards is stepped through in its own direction.
+    extending ŷ. A model that reads backwards is stepped through in its own direction. Each step is
+    computed when it is asked for.
     """
     options = SearchOptions(beam_width, max_labels_per_frame=max_labels_per_frame)
     with eval_mode(model):
@@ -52,14 +55,10 @@ def beam_search_steps(
         check_numbers(0, f)
         problem = Problem([f], model.prediction_network, joint_of(model), f.shape[-1], options)
         log_pr = Outputs(problem, f)
-        steps = list(beam_steps(log_pr, beam_width, max_labels_per_frame))
-        trace = [[Survivor((), 0.0, ())]]
-        for t in range(len(f)):
-            before, after = steps[t].beam, steps[t + 1].beam
-            trace.append(
-                [Survivor(y, float(p), _flows(y, before, log_pr, t)) for y, p in after.items()]
-            )
-    return trace
+        yield [Survivor((), 0.0, ())]
+        states = beam_steps(log_pr, beam_width, max_labels_per_frame)
+        for t, (before, after) in enumerate(pairwise(state.beam for state in states)):
+            yield [Survivor(y, float(p), _flows(y, before, log_pr, t)) for y, p in after.items()]
 
 
 def _flows(y: Labels, before: dict[Labels, float], log_pr: Outputs, t: int) -> tuple[Flow, ...]:

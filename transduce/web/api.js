@@ -58,8 +58,10 @@ export const fetchLattice = async (input, target) =>
 export const fetchSensitivity = async (view, t, u) =>
   unpacked(await (await asked("api/sensitivity", { view, t, u })).arrayBuffer());
 
-export const fetchSearch = async (input, beamWidth) =>
+export const beginSearch = async (input, beamWidth) =>
   (await asked("api/search", { input, beam_width: beamWidth })).json();
+
+export const fetchSteps = async (search) => (await asked("api/steps", { search })).json();
 
 export const fetchSound = async (input) => (await fetched(`api/sound/${input}`)).blob();
 

@@ -25,7 +25,8 @@ export function drawBars(context, box, { lattice, node }, theme) {
   const [left, width] = [box.x + margin, box.w - margin];
   const ids = shown(bars, width);
   const slot = width / ids.length;
-  const below = 18; // for the symbols
+  const isAll = ids.length === lattice.numOutputs;
+  const below = isAll ? 18 : 32; // for the symbols, and a note
   const height = (box.h - below) / GRAPHS.length;
   const next = lattice.next(node.u);
   GRAPHS.forEach(({ name, colour, words }, i) => {
@@ -34,7 +35,7 @@ export function drawBars(context, box, { lattice, node }, theme) {
     const title = { colour: theme[colour], size: 11, weight: 600 };
     write(context, words, left, top - 14, title);
     const after = left + context.measureText(words).width + 6;
-    const formula = ["Pr(k|t,u)", "from f alone", "from g alone"][i];
+    const formula = ["Pr(k|t,u), Eq. 13", "from f alone", "from g alone"][i];
     write(context, formula, after, top - 14, { colour: theme.muted, size: 11 });
     context.fillStyle = theme.line;
     for (const share of [0, 0.5, 1]) context.fillRect(left, top + h * (1 - share) - 0.5, width, 1);
@@ -50,11 +51,14 @@ export function drawBars(context, box, { lattice, node }, theme) {
   });
   ids.forEach((k, j) => {
     const marked = k === next && k !== 0;
-    const [x, y] = [left + (j + 0.5) * slot, box.y + box.h - below / 2];
+    const [x, y] = [left + (j + 0.5) * slot, box.y + box.h - below + 9];
     write(context, lattice.outputs[k], x, y, {
       colour: marked ? theme.ink : theme.muted,
       weight: marked ? 700 : 400,
       align: "center",
     });
   });
+  if (isAll) return;
+  const note = `the ${ids.length} most probable of ${lattice.numOutputs} outputs`;
+  write(context, note, left, box.y + box.h - 7, { colour: theme.muted, size: 10 });
 }

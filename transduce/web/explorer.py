@@ -7,9 +7,10 @@ inputs and lattices under random names. The networks compute one request at a ti
 from __future__ import annotations
 
 import secrets
+import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
@@ -18,13 +19,14 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from transduce.analysis.colours import DECADES, heat_colours
 from transduce.analysis.lattice import LatticeView, transducer_of, view_lattice
 from transduce.analysis.sensitivity import sensitivity
 from transduce.audio.features import Features, FeatureSettings
 from transduce.audio.sound import encode_wav, read_wave
 from transduce.data.batches import Example
 from transduce.data.pairs import Audio, Origin, Pair, Symbols
-from transduce.decoding import beam_search_steps
+from transduce.decoding import Survivor, beam_search_steps
 from transduce.decoding.options import SearchOptions
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.model import Model
@@ -34,10 +36,18 @@ from transduce.web.wire import pack
 MAX_SYMBOLS = 300  # in a typed text
 MAX_FRAMES = 10_000  # in an input
 MAX_CELLS = 3_000_000  # in a lattice, T x (U+1)
+# In a target. More labels show longer targets, but the time and memory of a lattice grow with the
+# square of their number: 1,000 take 0.1 s and 30 MB, 8,000 take 7 s and 2 GB.
+MAX_LABELS = 1000
 MAX_BEAM_WIDTH = 20  # of a search frame by frame
 MAX_STEPS = 600  # frames of a search frame by frame
+# In which one answer computes steps of a search. More seconds need fewer requests; fewer let the
+# page show progress and stop sooner.
+STEPS_SECONDS = 0.3
 MAX_LISTED = 200  # examples in one response
 MAX_NAMED = 60  # symbols listed in an error message
+FIRST_LABELS = 5  # in the first example that is shown, so that there is something to see
+FIRST_WORD = "toolworks"  # shown first by a model of letters that has no examples
 SEARCH = SearchOptions(beam_width=20, n_best=8, with_timings=False)
 
 Kept = TypeVar("Kept")
@@ -90,6 +100,7 @@ class Explorer:
     name: str
     inputs: Latest[Input] = field(default_factory=lambda: Latest(16))
     views: Latest[LatticeView] = field(default_factory=lambda: Latest(6))
+    searches: Latest[Iterator[list[Survivor]]] = field(default_factory=lambda: Latest(4))
     lock: RLock = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
@@ -109,10 +120,27 @@ class Explorer:
             "num_examples": len(self.pairs),
             "frames_per_vector": config.pooling,
             "seconds_per_frame": features.shift if features else None,
+            "backwards": config.backwards,
+            "first": self._first(),  # to show when the page opens
+            "colours": heat_colours().flatten().tolist(),  # of maps: red, green, blue, red, ...
+            "decades": DECADES,  # of sensitivities
             "max_beam_width": MAX_BEAM_WIDTH,
             "max_bytes": MAX_BYTES,
             "max_seconds": MAX_SECONDS,
         }
+
+    def _first(self) -> dict[str, Any] | None:
+        """Return the source that the page shows when it opens; None if there is none."""
+        if self.pairs:
+            long = (i for i, pair in enumerate(self.pairs) if len(pair.target) >= FIRST_LABELS)
+            return {"kind": "example", "index": next(long, 0)}
+        signature = self.model.signature
+        if signature.source_notation is None:
+            return None
+        symbols = signature.source_notation.symbols(FIRST_WORD)
+        pair = Pair(FIRST_WORD, symbols, (), Origin(Path("the text")))
+        known = not signature.unknown_symbols(pair)
+        return {"kind": "text", "text": FIRST_WORD} if known else None
 
     def examples(self, search: str, first: int) -> dict[str, Any]:
         """List the examples that contain all words of `search`, from number `first` on."""
@@ -223,6 +251,10 @@ class Explorer:
         backward variables and their product.
         """
         opened, targets = self.inputs[name], self.model.signature.targets
+        if len(symbols) > MAX_LABELS:
+            raise ValueError(
+                f"the target has {len(symbols)} labels; at most {MAX_LABELS} can be shown"
+            )
         unknown = [symbol for symbol in symbols if symbol not in targets.symbols]
         if unknown:
             some = " ".join(targets.symbols[:MAX_NAMED])
@@ -246,6 +278,8 @@ class Explorer:
             "log_likelihood": float(view.log_likelihood),
             "best_path": view.best_path,
             "timings": [timing._asdict() for timing in view.timings],
+            "first_frame": view.first_frame(0),
+            "backwards": view.backwards,
         }
         arrays = {
             "picture": self._picture(opened),
@@ -280,10 +314,7 @@ class Explorer:
         return pack({"t": t, "u": u, "largest": largest}, relative)
 
     def search(self, name: str, beam_width: int) -> dict[str, Any]:
-        """Run Algorithm 1; return B before the first frame and after each (see `decoding.steps`).
-
-        A hypothesis is [labels, log_prob, flows]; a flow is [source, emitted, log_prob].
-        """
+        """Begin Algorithm 1; return the name to ask for its steps with, and their number less 1."""
         opened = self.inputs[name]
         if not 1 <= beam_width <= MAX_BEAM_WIDTH:
             raise ValueError(
@@ -292,9 +323,26 @@ class Explorer:
         T = opened.example.num_vectors(self.model.config.pooling)
         if T > MAX_STEPS:
             raise ValueError(f"the input has {T} frames; at most {MAX_STEPS} can be shown")
+        steps = beam_search_steps(transducer_of(self.model), opened.example.frames, beam_width)
+        return {"search": self.searches.keep(steps), "num_vectors": T, "beam_width": beam_width}
+
+    def steps(self, name: str) -> dict[str, Any]:
+        """Return the next steps of a search: B before the first frame and after each.
+
+        A hypothesis is [labels, log_prob, flows]; a flow is [source, emitted, log_prob] (see
+        `decoding.steps`). Labels are in forward order, also those of a network that reads
+        backwards. One answer takes about STEPS_SECONDS; after the last step it is empty.
+        """
+        order = -1 if self.model.config.backwards else 1
+        steps = self.searches[name]
+        found: list[list[Survivor]] = []
         with self.lock:
-            steps = beam_search_steps(transducer_of(self.model), opened.example.frames, beam_width)
-        return {"beam_width": beam_width, "steps": steps}
+            start = time.monotonic()
+            for step in steps:
+                found.append([_ordered(survivor, order) for survivor in step])
+                if time.monotonic() - start >= STEPS_SECONDS:
+                    break
+        return {"steps": found}
 
     def wav(self, name: str) -> bytes:
         """Return the sound of an input as a WAV file."""
@@ -302,3 +350,9 @@ class Explorer:
         if opened.wave is None or features is None:
             raise ValueError("this input has no sound to play")
         return encode_wav(opened.wave, features.sample_rate)
+
+
+def _ordered(survivor: Survivor, order: int) -> Survivor:
+    """Return a hypothesis of the search with its labels in forward (1) or reversed order (-1)."""
+    flows = tuple(flow._replace(emitted=flow.emitted[::order]) for flow in survivor.flows)
+    return survivor._replace(labels=survivor.labels[::order], flows=flows)

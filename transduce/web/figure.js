@@ -7,9 +7,9 @@ import { MAPS } from "./lattice.js";
 
 export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
 const NARROW = 720; // pixels; narrower figures have one column
-const REST = 535; // pixels of the window's height outside the lattice
-const PATH = "#2fd3ea"; // the colour of the best alignment, which no map has
+const REST = 570; // pixels of the window's height outside the lattice
 const LANES = 3; // rows for the timings of labels
+const OMITTED = "·"; // in place of a name for which there is no room
 
 const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
 
@@ -19,7 +19,7 @@ export function layout(width, lattice, windowHeight) {
   const narrow = width < NARROW;
   const axis = narrow ? 34 : 46;
   const left = narrow ? 0 : Math.round(clamp(0.29 * width, 230, 420));
-  const [x, w] = [left + axis, width - left - axis - 8];
+  const [x, w] = [left + axis, Math.max(1, width - left - axis - 8)];
   const highest = narrow ? 380 : clamp(windowHeight - REST, 340, 640);
   const rows = clamp(24 * (lattice.U + 1), 200, highest);
   const text = lattice.source !== null;
@@ -34,11 +34,11 @@ export function layout(width, lattice, windowHeight) {
   const track = down(12 + 15 * LANES, 6);
   const picture = down(text ? 26 : narrow ? 84 : 120, 24);
   const inputs = down(text ? clamp(4 * 27, 90, 120) : narrow ? 70 : 96, 4);
-  const times = down(34, 0);
+  const times = down(46, 0);
   const boxes = { narrow, key, heat, track, picture, inputs, times };
   boxes.axis = { x: left, y: heat.y, w: axis, h: heat.h };
   if (narrow) {
-    boxes.bars = { x: 0, y: y + 18, w: width - 8, h: 290 };
+    boxes.bars = { x: 0, y: y + 18, w: Math.max(1, width - 8), h: 290 };
     y += boxes.bars.h + 44;
     boxes.outputs = { x: axis, y: y + 18, w, h: clamp(9 * (lattice.U + 1), 120, 300) };
     y += boxes.outputs.h + 44;
@@ -78,12 +78,14 @@ export function draw(context, boxes, scene, theme) {
   const place = scales(boxes, scene.viewport);
   drawKey(context, boxes, scene, theme);
   drawHeat(context, boxes, scene, theme);
-  drawLabelAxis(context, boxes, scene, theme, place);
-  drawTrack(context, boxes, scene, theme, place);
-  drawPicture(context, boxes, scene, theme, place);
+  const written = {}; // every n-th of these is written
+  written.row = drawLabelAxis(context, boxes, scene, theme, place);
+  written.label = drawTrack(context, boxes, scene, theme, place);
+  written.letter = drawPicture(context, boxes, scene, theme, place);
   drawInputSensitivity(context, boxes, scene, theme);
   drawTimes(context, boxes, scene, theme, place);
-  drawOutputSensitivity(context, boxes, scene, theme);
+  written.row = Math.max(written.row, drawOutputSensitivity(context, boxes, scene, theme));
+  noteThinning(context, boxes.times, written, theme);
   drawPath(context, boxes, scene, theme, place);
   drawCursor(context, boxes, scene, theme, place);
   drawCrosshair(context, boxes, scene, theme, place);
@@ -120,10 +122,10 @@ function drawPart(context, image, box, [sx, sy, sw, sh]) {
 
 function drawKey(context, { key }, { lattice, map, scale }, theme) {
   const [low, high] = lattice.range(map);
-  const { words, symbol } = MAPS[map];
+  const { words, symbol, equation } = MAPS[map];
   write(context, words, key.x, key.y + 7, { colour: theme.ink, size: 12, weight: 600 });
   const name = scale === "log" ? `ln ${symbol}` : symbol;
-  write(context, name, key.x, key.y + 24, { colour: theme.muted, size: 11 });
+  write(context, `${name}, Eq. ${equation}`, key.x, key.y + 24, { colour: theme.muted, size: 11 });
   const ends = scale === "log" ? [low, high].map((x) => decimal(x, 0)) : ["0", power(high)];
   const length = Math.min(150, 0.3 * key.w);
   const x = key.x + key.w - length;
@@ -166,65 +168,87 @@ function drawLabelAxis(context, { axis, heat }, { lattice, node, viewport }, the
   for (let u = Math.max(0, Math.floor(viewport.u0)); u < Math.min(lattice.U + 1, viewport.u1); u++) {
     const y = place.y(u + 0.5);
     const here = u === node.u;
-    if ((u % every && !here) || y < heat.y || y > heat.y + heat.h) continue;
-    if (!here && Math.abs(u - node.u) * place.perLabel < 11) continue;
+    if (y < heat.y || y > heat.y + heat.h) continue;
+    const omitted = !here && (u % every || Math.abs(u - node.u) * place.perLabel < 11);
     const options = { align: "right", size: here ? 12 : 11, weight: here ? 700 : 400 };
-    const text = u === 0 ? "∅" : lattice.target[u - 1];
+    const text = omitted ? OMITTED : lattice.rowName(u);
     write(context, text, x, y, { ...options, colour: here ? theme.ink : theme.muted });
   }
+  return every;
+}
+
+// Say what is thinned.
+function noteThinning(context, times, written, theme) {
+  const thinned = Object.entries(written).filter(([, every]) => every > 1);
+  if (!thinned.length) return;
+  const parts = thinned.map(([what, every]) => `every ${ordinal(every)} ${what}`);
+  const text = `Named: ${parts.join(", ")}. Zoom in for all.`;
+  write(context, text, times.x, times.y + 41, { colour: theme.muted, size: 10 });
+}
+
+function ordinal(n) {
+  const ending = n % 100 > 10 && n % 100 < 14 ? "th" : (["th", "st", "nd", "rd"][n % 10] ?? "th");
+  return `${n}${ending}`;
 }
 
 // Draw the timing of each label: a bar from the 5 % to the 95 % quantile, and a mark at the peak.
 function drawTrack(context, { track }, { lattice, viewport, node }, theme, place) {
   frame(context, track, theme);
-  const named = labelsThatFit(context, lattice, node, place);
+  const here = lattice.last(node.u);
+  const { every, named } = labelsThatFit(context, lattice, here, place);
   clipped(context, track, () => {
     const lane = (track.h - 4) / LANES;
     lattice.timings.forEach(({ start, frame: peak, end }, i) => {
       if (end + 1 < viewport.t0 || start > viewport.t1) return;
-      const y = track.y + 2 + (i % LANES) * lane;
-      const here = i + 1 === node.u;
-      context.fillStyle = here ? theme.ink : theme.muted;
+      const y = track.y + 2 + laneOf(i, every) * lane;
+      const isHere = i === here;
+      context.fillStyle = isHere ? theme.ink : theme.muted;
       const [from, to] = [place.x(start), place.x(end + 1)];
-      context.globalAlpha = here ? 1 : 0.55;
+      context.globalAlpha = isHere ? 1 : 0.55;
       context.fillRect(from, y + lane - 4, Math.max(2, to - from), 2);
       context.globalAlpha = 1;
       const middle = place.x(peak + 0.5);
       context.fillRect(middle - 1, y + lane - 7, 2, 7);
-      const options = { align: "center", weight: here ? 700 : 400, colour: theme.ink };
+      const options = { align: "center", weight: isHere ? 700 : 400, colour: theme.ink };
       if (named.has(i)) write(context, lattice.target[i], middle, y + lane / 2 - 2.5, options);
     });
   });
+  return every;
 }
 
-// Choose the labels to write: that of the crosshair, and in each lane those that do not overlap.
-export function labelsThatFit(context, { target, timings }, node, place) {
+const laneOf = (i, every) => Math.floor(i / every) % LANES;
+
+// Choose the labels to write: every n-th, with the smallest n for which none overlap in their lanes,
+// and label `here`, that of the crosshair, which replaces those it touches.
+export function labelsThatFit(context, { target, timings }, here, place) {
   context.font = `700 11px ${FONT}`;
   const ends = timings.map(({ frame: peak }, i) => {
     const half = context.measureText(target[i]).width / 2 + 1;
     return [place.x(peak + 0.5) - half, place.x(peak + 0.5) + half];
   });
-  const here = node.u - 1;
   const touch = (i, j) => ends[i][0] < ends[j][1] && ends[j][0] < ends[i][1];
+  const fit = (every) => {
+    for (let i = every * LANES; i < target.length; i += every) {
+      if (touch(i, i - every * LANES)) return false;
+    }
+    return true;
+  };
+  let every = 1;
+  while (!fit(every)) every++;
   const named = new Set();
-  const last = []; // the last label of each lane
   for (let i = 0; i < target.length; i++) {
-    const lane = i % LANES;
-    if (lane in last && touch(i, last[lane])) continue;
-    if (i !== here && here >= 0 && here % LANES === lane && touch(i, here)) continue;
-    named.add(i);
-    last[lane] = i;
+    const hidden = here >= 0 && laneOf(i, every) === laneOf(here, every) && touch(i, here);
+    if (i === here || (i % every === 0 && !hidden)) named.add(i);
   }
-  return named;
+  return { every, named };
 }
 
 function drawPicture(context, { picture }, { lattice, images, viewport, model, node }, theme, place) {
   frame(context, picture, theme);
   if (images.picture !== null) {
-    const n = model.frames_per_vector;
-    const part = [n * viewport.t0, 0, n * (viewport.t1 - viewport.t0), images.picture.height];
+    const part = framesInView(lattice, viewport, images.picture);
     clipped(context, picture, () => drawPart(context, images.picture, picture, part));
-    return;
+    return 1;
   }
   // Write every n-th symbol, as many as fit; at the crosshair its own symbol replaces its neighbours.
   const [size, n] = [14, model.frames_per_vector];
@@ -232,25 +256,35 @@ function drawPicture(context, { picture }, { lattice, images, viewport, model, n
   const widest = Math.max(...lattice.source.map((symbol) => context.measureText(symbol).width));
   const least = ((widest + 2) * n) / place.perVector; // symbols between two that are written
   const every = Math.ceil(least);
+  const first = lattice.frame(node.t); // of the symbols at the crosshair
   clipped(context, picture, () => {
     lattice.source.forEach((symbol, i) => {
-      const here = Math.floor(i / n) === node.t;
-      const apart = Math.min(Math.abs(i - n * node.t), Math.abs(i - n * node.t - n + 1));
-      if (here ? (i % n) % every : i % every || apart < least) return;
+      const here = i >= first && i < first + n;
+      const apart = Math.min(Math.abs(i - first), Math.abs(i - first - n + 1));
       const options = { size, align: "center", weight: here ? 700 : 400, colour: theme.ink };
-      write(context, symbol, place.x((i + 0.5) / n), picture.y + picture.h / 2 + 1, options);
+      const omitted = here ? (i - first) % every : i % every || apart < least;
+      if (omitted) options.colour = theme.muted;
+      const text = omitted ? OMITTED : symbol;
+      write(context, text, place.x(lattice.vector(i + 0.5)), picture.y + picture.h / 2 + 1, options);
     });
   });
+  return every;
+}
+
+// Return the rectangle of an image of frames that is in view: x, y, width and height.
+function framesInView(lattice, { t0, t1 }, image) {
+  const from = lattice.frame(t0);
+  return [from, 0, lattice.frame(t1) - from, image.height];
 }
 
 function drawInputSensitivity(context, { inputs }, scene, theme) {
-  const { images, viewport, model } = scene;
+  const { images, viewport, lattice } = scene;
   sensitivityTitle(context, "inputs", inputs, scene, theme);
+  drawSensitivityKey(context, inputs, scene, theme);
   context.fillStyle = css(HEAT, 0);
   context.fillRect(inputs.x, inputs.y, inputs.w, inputs.h);
   if (images.inputs) {
-    const n = model.frames_per_vector;
-    const part = [n * viewport.t0, 0, n * (viewport.t1 - viewport.t0), images.inputs.height];
+    const part = framesInView(lattice, viewport, images.inputs);
     clipped(context, inputs, () => drawPart(context, images.inputs, inputs, part));
   }
   frame(context, inputs, theme);
@@ -267,14 +301,15 @@ function drawOutputSensitivity(context, { outputs, narrow }, scene, theme) {
   const middle = (u) => outputs.y + outputs.h - (u + 0.5 - u0) * row;
   clipped(context, outputs, () => {
     if (images.outputs) {
-      // Label u is in row u; row 0 has none.
       const part = [0, lattice.U + 1 - u1, images.outputs.width, u1 - u0];
       drawPart(context, images.outputs, outputs, part);
     }
     // Mark the labels of the target among all possible ones.
     context.fillStyle = "#ffffff";
-    for (let u = 1; u <= node.u; u++) {
-      const x = outputs.x + (lattice.next(u - 1) - 0.5) * column;
+    for (let u = 0; u <= lattice.U; u++) {
+      const i = lattice.last(u);
+      if (i < 0 || (lattice.backwards ? u < node.u : u > node.u)) continue; // not emitted yet
+      const x = outputs.x + (lattice.outputs.indexOf(lattice.target[i], 1) - 0.5) * column;
       context.beginPath();
       context.arc(x, middle(u), Math.min(2, row / 3, column / 3), 0, 2 * Math.PI);
       context.fill();
@@ -286,12 +321,14 @@ function drawOutputSensitivity(context, { outputs, narrow }, scene, theme) {
   write(context, lattice.outputs[1], outputs.x, below, small);
   const last = lattice.outputs[lattice.numOutputs - 1];
   write(context, last, outputs.x + outputs.w, below, { ...small, align: "right" });
-  if (!narrow) return;
+  if (!narrow) return 1; // the rows are those of the map
   const every = Math.ceil(11 / row);
-  for (let u = every; u <= lattice.U; u += every) {
+  for (let u = 0; u <= lattice.U; u++) {
     const colour = u === node.u ? theme.ink : theme.muted;
-    write(context, lattice.target[u - 1], outputs.x - 6, middle(u), { align: "right", colour });
+    const text = u % every ? OMITTED : lattice.rowName(u);
+    write(context, text, outputs.x - 6, middle(u), { align: "right", colour });
   }
+  return every;
 }
 
 function sensitivityTitle(context, what, box, { lattice, node }, theme) {
@@ -300,17 +337,31 @@ function sensitivityTitle(context, what, box, { lattice, node }, theme) {
   write(context, text, box.x, box.y - 10, { colour: theme.muted, size: 11 });
 }
 
+// Draw the colour scale of both sensitivities: shares of the largest value of each.
+function drawSensitivityKey(context, { x, y, w }, { model }, theme) {
+  const [small, length] = [{ colour: theme.muted, size: 10 }, 54];
+  const right = x + w - 8;
+  write(context, "1", x + w, y - 10, { ...small, align: "right" });
+  for (let i = 0; i < length; i++) {
+    context.fillStyle = css(HEAT, i / (length - 1));
+    context.fillRect(right - length + i - 2, y - 14, 1.5, 7);
+  }
+  const least = String(10 ** -model.decades);
+  write(context, least, right - length - 6, y - 10, { ...small, align: "right" });
+}
+
 const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
 
-function drawTimes(context, { times }, { viewport, model }, theme, place) {
-  const perVector = (model.seconds_per_frame ?? 1) * model.frames_per_vector;
+function drawTimes(context, { times }, { viewport, model, lattice }, theme, place) {
+  const perFrame = model.seconds_per_frame ?? 1;
+  const perVector = perFrame * model.frames_per_vector;
   const inSeconds = model.seconds_per_frame !== null;
   const wanted = ((inSeconds ? 64 : 24) / place.perVector) * perVector;
   const step = STEPS.find((s) => s >= wanted && (inSeconds || s >= 1)) ?? wanted;
   const digits = Math.max(0, Math.ceil(-Math.log10(step) - 1e-9));
-  const [from, to] = [viewport.t0 * perVector, viewport.t1 * perVector];
-  for (let i = Math.ceil(from / step - 1e-9); i * step <= to; i++) {
-    const x = place.x((i * step) / perVector + (inSeconds ? 0 : 0.5));
+  const [from, to] = [viewport.t0, viewport.t1].map((t) => lattice.frame(t) * perFrame);
+  for (let i = Math.ceil(Math.max(0, from) / step - 1e-9); i * step <= to; i++) {
+    const x = place.x(lattice.vector((i * step) / perFrame) + (inSeconds ? 0 : 0.5));
     if (x > times.x + times.w + 1) break;
     context.fillStyle = theme.line;
     context.fillRect(x - 0.5, times.y, 1, 5);
@@ -335,7 +386,7 @@ function drawPath(context, { heat }, { lattice }, theme, place) {
     context.strokeStyle = "rgba(0, 0, 0, 0.6)";
     context.lineWidth = 2 * width;
     context.stroke();
-    context.strokeStyle = PATH;
+    context.strokeStyle = theme.path;
     context.lineWidth = width;
     context.stroke();
   });

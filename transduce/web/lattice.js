@@ -3,18 +3,19 @@
 import { HEAT, between, painted } from "./colours.js";
 
 export const MAPS = {
-  forward: { values: "log_alpha", symbol: "α(t,u)", words: "forward variables" },
-  backward: { values: "log_beta", symbol: "β(t,u)", words: "backward variables" },
+  forward: { values: "log_alpha", symbol: "α(t,u)", words: "forward variables", equation: 16 },
+  backward: { values: "log_beta", symbol: "β(t,u)", words: "backward variables", equation: 18 },
   product: {
     values: "log_product",
     symbol: "α(t,u) β(t,u) / Pr(y|x)",
     words: "forward × backward variables",
+    equation: 19,
   },
 };
 const NATS_BELOW_THE_PATH = 15; // range of the logarithmic colours below the best path
 
 export class Lattice {
-  constructor({ header, arrays }, symbols) {
+  constructor({ header, arrays }, { symbols, frames_per_vector: pooling }) {
     this.view = header.view;
     this.target = header.target;
     this.source = header.source; // the symbols of the input; null for sound
@@ -22,6 +23,8 @@ export class Lattice {
     this.path = header.best_path; // the nodes [t, u] of the most probable alignment
     this.timings = header.timings;
     this.arrays = arrays;
+    this.backwards = header.backwards; // whether the network reads from right to left
+    Object.assign(this, { pooling, firstFrame: header.first_frame });
     this.outputs = ["∅", ...symbols];
     [this.T, this.numOutputs] = arrays.transcription.shape;
     this.U = this.target.length;
@@ -44,9 +47,32 @@ export class Lattice {
     };
   }
 
-  // Return the id of the label after the first u labels; 0 after the last.
+  // Return the id of the label that the network emits next in row u; 0 after the last.
   next(u) {
-    return u < this.U ? this.outputs.indexOf(this.target[u], 1) : 0;
+    const symbol = this.target[this.backwards ? u - 1 : u];
+    return symbol === undefined ? 0 : this.outputs.indexOf(symbol, 1);
+  }
+
+  // Return the index of the label that was emitted last in row u; -1 if there is none.
+  last(u) {
+    if (this.backwards) return u < this.U ? u : -1;
+    return u - 1;
+  }
+
+  // Return the name of row u: the label that was emitted last.
+  rowName(u) {
+    return this.target[this.last(u)] ?? "∅";
+  }
+
+  // Convert a time in transcription vectors to frames. A network that reads backwards pools from the
+  // end, so its first vector may begin before frame 0.
+  frame(t) {
+    return this.pooling * t + this.firstFrame;
+  }
+
+  // Convert a time in frames to transcription vectors.
+  vector(frame) {
+    return (frame - this.firstFrame) / this.pooling;
   }
 
   // Return the range of logarithms that the colours of a map cover.

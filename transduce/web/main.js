@@ -2,6 +2,8 @@
 
 import { decoded, encoded } from "./address.js";
 import { Problem, describeModel, fetchLattice, listExamples, openSource } from "./api.js";
+import { HEAT } from "./colours.js";
+import { differences, shortened } from "./differences.js";
 import { decimal, power } from "./figure.js";
 import { GRAPHS } from "./bars.js";
 import { Lattice } from "./lattice.js";
@@ -61,6 +63,7 @@ async function open(wanted, view = {}) {
     const found = await openSource(wanted);
     if (mine !== turn) return;
     [source, opened] = [wanted, found];
+    if (source.kind === "text") $("text").value = source.text;
     player.setInput(opened.input);
     search.setInput(opened.input);
     $("outputs-name").textContent = opened.name;
@@ -88,7 +91,7 @@ async function showLattice(target, view = {}, mine = ++turn) {
   $("nothing").hidden = true;
   $("input-name").textContent = opened.name;
   markHypothesis(target);
-  stage.show(new Lattice(packed, model.symbols), view.node, view.seen);
+  stage.show(new Lattice(packed, model), view.node, view.seen);
 }
 
 function tryLattice(target) {
@@ -142,12 +145,15 @@ function markExample() {
 
 function listHypotheses() {
   const reference = opened.target.join(" ");
-  const items = opened.hypotheses.map(({ symbols, log_prob }) => {
+  const items = opened.hypotheses.map(({ symbols, log_prob }, i) => {
     const item = element("li");
     const button = element("button");
     button.type = "button";
     const text = symbols.join(" ");
-    button.append(element("span", "symbols", text || "(empty)"));
+    const best = i > 0 ? opened.hypotheses[0].symbols : symbols;
+    button.append(writtenSymbols(symbols, best));
+    button.title = text || "(empty)";
+    button.setAttribute("aria-label", `${text || "empty"}, probability ${power(log_prob)}`);
     if (reference && text === reference) button.append(element("span", "tag", "reference"));
     button.append(element("span", "number", power(log_prob)));
     button.dataset.target = text;
@@ -160,6 +166,20 @@ function listHypotheses() {
   $("reference").hidden = !reference;
 }
 
+// Write an output; of one that is not the best, write what differs from the best.
+function writtenSymbols(symbols, best) {
+  const all = element("span", "symbols", symbols.join(" ") || "(empty)");
+  if (symbols === best) return all;
+  const steps = differences(best, symbols);
+  if (steps === null) return all;
+  const line = element("span", "symbols differences");
+  const tags = { in: "ins", out: "del", same: "span", gap: "span" };
+  for (const [kind, symbol] of shortened(steps)) {
+    line.append(element(tags[kind], "", symbol), " ");
+  }
+  return line;
+}
+
 function markHypothesis(target) {
   const text = target.join(" ");
   for (const button of $("hypotheses").querySelectorAll("button")) {
@@ -167,6 +187,31 @@ function markHypothesis(target) {
   }
   const isReference = opened.target.length && text === opened.target.join(" ");
   $("target-note").textContent = isReference ? "(the reference)" : "";
+}
+
+// --- What the figure shows ----------------------------------------------------------------------
+
+const MOST_SYMBOLS = 12; // of a target in a sentence
+
+// Say in a sentence what the map shows.
+function describeFigure() {
+  const { lattice, map } = stage;
+  const [across, upwards] = lattice.backwards
+    ? ["right to left", "top to bottom"]
+    : ["left to right", "bottom to top"];
+  const symbols = lattice.target.slice(0, MOST_SYMBOLS).join(" ");
+  const target = lattice.U > MOST_SYMBOLS ? `${symbols} …` : symbols || "nothing";
+  const bright = {
+    product: "The bright band shows when.",
+    forward: "Bright nodes are easy to reach.",
+    backward: "From bright nodes the end is easy to reach.",
+  }[map];
+  const sentences = [
+    `Reading ${opened.name} from ${across}, the network emits ${target} from ${upwards}.`,
+    bright,
+    `Pr(y|x) = ${power(lattice.logLikelihood)} (Eq. 17).`,
+  ];
+  $("seen").textContent = sentences.join(" ");
 }
 
 // --- Numbers at the crosshair, and the address --------------------------------------------------
@@ -179,9 +224,9 @@ function describeNode() {
   const bars = lattice.bars(t, u);
   const next = lattice.next(u);
   const [T, U] = [lattice.T, lattice.U];
-  const seconds = secondsPerVector();
-  const time = seconds ? ` (${(t * seconds).toFixed(2)} s)` : "";
-  const after = u === 0 ? "no label yet" : `last label ${lattice.target[u - 1]}`;
+  const time = model.seconds_per_frame ? ` (${secondsAt(t).toFixed(2)} s)` : "";
+  const last = lattice.last(u);
+  const after = last < 0 ? "no label yet" : `last label ${lattice.target[last]}`;
   const arrows = [`null ${bars.output[0].toFixed(3)}`];
   if (next) arrows.push(`next label ${lattice.outputs[next]} ${bars.output[next].toFixed(3)}`);
   const parts = [
@@ -190,7 +235,7 @@ function describeNode() {
     `the alignment passes here with probability ${power(lattice.at("product", t, u))}.`,
     `ln Pr(y|x) ${decimal(lattice.logLikelihood, 2)}.`,
   ];
-  if (u > 0) parts.splice(1, 0, whenEmitted(lattice.target[u - 1], lattice.timings[u - 1]));
+  if (last >= 0) parts.splice(1, 0, whenEmitted(lattice.target[last], lattice.timings[last]));
   if (stage.held) parts.push("The crosshair is locked.");
   $("readout").textContent = parts.join(" ");
   const ids = bars.output.map((_, k) => k).sort((a, b) => bars.output[b] - bars.output[a]);
@@ -213,16 +258,17 @@ function describeNode() {
 
 // A sentence on the timing of a label: its peak, and the interval of 90 % probability.
 function whenEmitted(symbol, { start, frame, end, confidence }) {
-  const seconds = secondsPerVector();
-  const time = (t) => (seconds ? (t * seconds).toFixed(2) : String(t));
-  const unit = seconds ? " s" : "";
-  const peak = seconds ? `at ${time(frame)}${unit}` : `at frame ${time(frame)}`;
+  const inSeconds = Boolean(model.seconds_per_frame);
+  const time = (t) => (inSeconds ? secondsAt(t).toFixed(2) : String(t));
+  const unit = inSeconds ? " s" : "";
+  const peak = inSeconds ? `at ${time(frame)}${unit}` : `at frame ${time(frame)}`;
   const range = `${time(start)} to ${time(end)}${unit}`;
   return `${symbol} is emitted ${peak} (${range}), confidence ${confidence.toFixed(2)}.`;
 }
 
-function secondsPerVector() {
-  return model.seconds_per_frame && model.seconds_per_frame * model.frames_per_vector;
+// Return the seconds at which a transcription vector begins.
+function secondsAt(t) {
+  return Math.max(0, stage.lattice.frame(t)) * model.seconds_per_frame;
 }
 
 function currentView() {
@@ -242,6 +288,7 @@ function writeAddress() {
 
 function changed() {
   describeNode();
+  describeFigure();
   clearTimeout(timer);
   timer = setTimeout(writeAddress, 120);
 }
@@ -253,12 +300,11 @@ async function readAddress() {
   choose("map", parts.map ?? stage.map);
   choose("scale", parts.scale ?? stage.scale);
   stage.choose(chosen("map"), chosen("scale"));
-  if (parts.source?.kind === "text") $("text").value = parts.source.text;
   if (parts.source) await open(parts.source, parts.view);
   else if (parts.lost) {
     const fault = `This address names the sound file ${parts.lost}, but does not contain it;`;
     showMessage(`${fault} choose the file again.`);
-  }
+  } else if (model.first && opened === null) await open(model.first);
 }
 
 const chosen = (name) => document.querySelector(`input[name=${name}]:checked`).value;
@@ -278,8 +324,7 @@ async function playPause() {
   $("play").textContent = "Pause";
   $("play").setAttribute("aria-pressed", "true");
   try {
-    const seconds = secondsPerVector();
-    await player.play(stage.viewport.t0 * seconds, stage.viewport.t1 * seconds);
+    await player.play(secondsAt(stage.viewport.t0), secondsAt(stage.viewport.t1));
   } catch (error) {
     showPlay();
     const unplayable = error instanceof DOMException;
@@ -411,9 +456,11 @@ async function start() {
     report(error);
     return;
   }
+  HEAT.set(model.colours);
   showModel();
   stage = new Stage($("figure"), model, { changed, report, playPause });
-  const setTime = (seconds) => stage.setCursor(seconds / secondsPerVector());
+  const setTime = (seconds) =>
+    stage.setCursor(stage.lattice.vector(seconds / model.seconds_per_frame));
   player = new Player({ time: setTime, stopped: showPlay });
   search = new SearchPanel(model, { report, cursor: (t) => stage.setCursor(t) });
   addListeners();

@@ -8,37 +8,59 @@
     POST /api/sound         ?name=NAME, the file as the body: opens a sound
     POST /api/lattice       {"input", "target": [symbol, ...]} -> packed, see `wire`
     POST /api/sensitivity   {"view", "t", "u"} -> packed
-    POST /api/search        {"input", "beam_width"}: Algorithm 1, frame by frame
+    POST /api/search        {"input", "beam_width"}: begins Algorithm 1, frame by frame
+    POST /api/steps         {"search"}: its next frames
     GET  /api/sound/INPUT   WAV, from memory
 
 A request that opens an input returns the input's name, which further requests use. The response to
 a failed request is {"message": a sentence}. Pages of other sites get no answers: the Host header,
 and the Origin header if there is one, must name this server. The server opens no path that the
-browser sends, and reads no body larger than the limit for sound.
+browser sends, and reads no body larger than its limit. A request must arrive within HEAD_SECONDS
+and BODY_SECONDS; until it has arrived it holds no thread.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import re
 import socket
 import sys
 import webbrowser
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Timer
-from urllib.parse import urlsplit
+from types import FrameType
 
+import h11
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transduce.web.explorer import Explorer, Gone
 from transduce.web.sounds import MAX_BYTES
+
+# More seconds allow slower connections; fewer free the sockets of silent clients sooner.
+HEAD_SECONDS = 10  # for the request line and the headers to arrive
+BODY_SECONDS = 60  # for the body to arrive
+# More seconds let more answers arrive after Ctrl-C; fewer end the command sooner.
+GRACE_SECONDS = 1
+MAX_JSON_BYTES = 1_000_000  # in a body other than sound
+# A client that sends its whole body before it reads can read the refusal of a body up to this size;
+# the server reads and drops as much.
+MAX_DROPPED_BYTES = 5 * MAX_BYTES
+HOST = re.compile(r"(\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_.-]+))(:[0-9]{1,5})?", re.I)
+LENGTH = re.compile(r"[0-9]{1,20}")
 
 FOLDER = Path(__file__).parent
 KINDS = {
@@ -85,6 +107,10 @@ class SearchQuery(BaseModel):
     beam_width: int
 
 
+class StepsQuery(BaseModel):
+    search: str
+
+
 def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
     """Return the application of the server, which answers for `host` and for localhost.
 
@@ -99,7 +125,13 @@ def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
         request: Request, call_next: Callable[[Request], Awaitable[Response]]
     ) -> Response:
         try:
-            response = refusal(request, host) or await call_next(request)
+            response = refusal(request, host)
+            if response is None:
+                response = await call_next(request)
+            else:
+                await drop_body(request)
+        except ClientDisconnect:
+            response = error_response(400, "the connection closed before the body arrived")
         except Exception as error:
             print(f"transduce: {request.url.path}: {error!r}", file=sys.stderr)
             response = error_response(500, "the server failed; its terminal shows the error")
@@ -113,11 +145,15 @@ def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
     @app.exception_handler(RequestValidationError)
     def bad_request(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return error_response(422, "the body is not JSON; send an object")
         where = ".".join(map(str, first["loc"][1:])) or "the body"
         return error_response(422, f"{where} cannot be read: {first['msg'].lower()}")
 
     @app.exception_handler(HTTPException)
-    def not_found(request: Request, error: HTTPException) -> Response:
+    def http_error(request: Request, error: HTTPException) -> Response:
+        if error.status_code not in (404, 405):
+            return error_response(error.status_code, "the body cannot be read; send it again")
         return error_response(error.status_code, f"there is nothing at {request.url.path}")
 
     @app.get("/api/model")
@@ -154,6 +190,10 @@ def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
     def search(query: SearchQuery) -> Response:
         return JSONResponse(explorer.search(query.input, query.beam_width))
 
+    @app.post("/api/steps")
+    def steps(query: StepsQuery) -> Response:
+        return JSONResponse(explorer.steps(query.search))
+
     @app.get("/api/sound/{name}")
     def sound(name: str) -> Response:
         return Response(explorer.wav(name), media_type="audio/wav")
@@ -162,7 +202,8 @@ def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
     def page(name: str) -> Response:
         if name not in pages:
             raise HTTPException(404)
-        return FileResponse(pages[name], media_type=KINDS[pages[name].suffix])
+        path = pages[name]
+        return Response(path.read_bytes(), media_type=KINDS[path.suffix])
 
     @app.get("/")
     def index() -> Response:
@@ -173,7 +214,8 @@ def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
 
 def error_response(status: int, message: str) -> Response:
     """Return a response with a message for the user."""
-    return JSONResponse({"message": message}, status)
+    content = json.dumps({"message": message})  # in ASCII, which every string has
+    return Response(content, status, media_type="application/json")
 
 
 def refusal(request: Request, host: str) -> Response | None:
@@ -182,28 +224,54 @@ def refusal(request: Request, host: str) -> Response | None:
     if not names_this_server(asked, host):
         return error_response(403, f"this server is not {asked!r}; use its own address")
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != asked:
-        return error_response(403, f"pages of {origin} may not use this server; open its own page")
+    own = {f"http://{asked}".lower(), f"https://{asked}".lower()}
+    if origin is not None and origin.lower() not in own:
+        return error_response(
+            403, f"pages of {origin!r} may not use this server; open its own page"
+        )
     if request.method == "POST":
         length = request.headers.get("content-length", "")
-        if not length.isdigit():
+        if not LENGTH.fullmatch(length):
             return error_response(411, "the request has no Content-Length header; send one")
-        if int(length) > MAX_BYTES:
+        largest = MAX_BYTES if request.url.path == "/api/sound" else MAX_JSON_BYTES
+        if int(length) > largest:
             return error_response(
-                413, f"the request is larger than {MAX_BYTES // 10**6} MB; send a shorter part"
+                413, f"the request is larger than {largest // 10**6} MB; send a shorter part"
             )
     return None
+
+
+async def drop_body(request: Request) -> None:
+    """Read and drop the body of a refused request, within the limit.
+
+    A client that sends its whole body before it reads would see a reset connection otherwise. One
+    that waits for `100 Continue` sends no body.
+    """
+    if "expect" in request.headers:
+        return
+    dropped = 0
+    async for part in request.stream():
+        dropped += len(part)
+        if dropped > MAX_DROPPED_BYTES:
+            return
 
 
 def names_this_server(asked: str, host: str) -> bool:
     """Return whether a Host header names this server, which guards against DNS rebinding.
 
-    A server that listens on all addresses has the name of the machine and any IP address.
+    The header is a name or an address and perhaps a port. The port may be any, because tunnels and
+    containers change it. A server that listens on all addresses has the name of the machine and any
+    IP address.
     """
-    try:
-        name = urlsplit(f"//{asked}").hostname or ""
-    except ValueError:
+    found = HOST.fullmatch(asked)
+    if found is None:
         return False
+    if found["address"] is not None:
+        name = found["address"].lower()
+        if ":" not in name:
+            return False
+    else:
+        name = found["name"].lower()
     if name in ("localhost", "127.0.0.1", "::1", host.lower()):
         return True
     return host in ("0.0.0.0", "::") and (name == socket.gethostname().lower() or _is_address(name))
@@ -216,6 +284,93 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class TimedProtocol(H11Protocol):
+    """HTTP with limits on the time in which a request must arrive."""
+
+    awaited: str | None = None  # the part of a request that has not arrived
+    timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start to wait for a request."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Handle bytes of a request."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Start to wait for the next request."""
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        if self.timer is not None:
+            self.timer.cancel()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are not HTTP."""
+        self._refuse(400, "this is not an HTTP request; open the page in a browser")
+
+    def _watch(self) -> None:
+        """Start the time limit of the part that the client sends now; bytes do not extend it."""
+        limits = {
+            h11.IDLE: ("the headers", HEAD_SECONDS),
+            h11.SEND_BODY: ("the body", BODY_SECONDS),
+        }
+        awaited, seconds = limits.get(self.conn.their_state, (None, 0))
+        if awaited == self.awaited:
+            return
+        if self.timer is not None:
+            self.timer.cancel()
+        self.awaited = awaited
+        self.timer = self.loop.call_later(seconds, self._give_up, seconds) if awaited else None
+
+    def _give_up(self, seconds: float) -> None:
+        """Close a connection whose request did not arrive in time."""
+        sentence = f"{self.awaited} did not arrive within {seconds} seconds; send the request again"
+        if self.awaited == "the headers" and not self.conn.trailing_data[0]:
+            self.transport.close()  # the client has sent nothing
+        else:
+            self._refuse(408, sentence)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Send an error response, unless another response has begun, and close the connection."""
+        if not self.transport.is_closing() and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            content = json.dumps({"message": message}).encode()
+            lines = (
+                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+                "Content-Type: application/json",
+                f"Content-Length: {len(content)}",
+                "Connection: close",
+            )
+            self.transport.write("\r\n".join([*lines, "", ""]).encode() + content)
+        self.transport.close()
+
+
+class ExplorerServer(uvicorn.Server):
+    """The HTTP server, which ends soon after the first Ctrl-C."""
+
+    def __init__(self, explorer: Explorer, host: str = "127.0.0.1") -> None:
+        app = create_app(explorer, host)
+        super().__init__(
+            uvicorn.Config(app, http=TimedProtocol, ws="none", lifespan="off", log_level="error")
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End when all answers are sent, or after GRACE_SECONDS, whichever is first.
+
+        Threads that compute an answer cannot be interrupted, so the process ends without them.
+        """
+        super().handle_exit(sig, frame)
+        end = Timer(GRACE_SECONDS, os._exit, [0])
+        end.daemon = True
+        end.start()
 
 
 def serve(explorer: Explorer, host: str, port: int, open_page: bool) -> None:
@@ -233,6 +388,5 @@ def serve(explorer: Explorer, host: str, port: int, open_page: bool) -> None:
     print(f"The explorer of {explorer.name} is at {address} (press Ctrl-C to stop)", flush=True)
     if open_page:
         Timer(0.5, webbrowser.open, [address]).start()
-    config = uvicorn.Config(create_app(explorer, host), log_level="warning")
     with suppress(KeyboardInterrupt):  # the usual way to stop
-        uvicorn.Server(config).run(sockets=[listening])
+        ExplorerServer(explorer, host).run(sockets=[listening])

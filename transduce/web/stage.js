@@ -37,6 +37,7 @@ export class Stage {
     const [t, u] = node ?? middle;
     this.node = { t: Math.min(T - 1, Math.max(0, t)), u: Math.min(U, Math.max(0, u)) };
     this.images = {};
+    delete this.canvas.dataset.sensitivity;
     this.repaint();
     this.moved();
   }
@@ -60,6 +61,7 @@ export class Stage {
     this.waiting = requestAnimationFrame(() => {
       this.waiting = null;
       const width = this.canvas.parentElement.clientWidth;
+      if (width === 0) return; // the figure is hidden
       const sharpness = window.devicePixelRatio || 1;
       this.boxes = layout(width, this.lattice, window.innerHeight);
       const { height } = this.boxes;
@@ -111,10 +113,13 @@ export class Stage {
 
   paintSensitivity({ inputs, outputs }, t, u) {
     const [U, K] = outputs.shape;
-    const byOutput = new Float32Array(K * (U + 1)); // row 0 has no label
-    for (let i = 0; i < U; i++) {
-      for (let k = 0; k < K; k++) byOutput[k * (U + 1) + i + 1] = outputs.values[i * K + k];
+    const byOutput = new Float32Array(K * (U + 1));
+    for (let row = 0; row <= U; row++) {
+      const i = this.lattice.last(row);
+      for (let k = 0; k < K && i >= 0; k++) byOutput[k * (U + 1) + row] = outputs.values[i * K + k];
     }
+    // Relative to the largest, on a logarithmic scale.
+    const visible = (x) => 1 + Math.log10(Math.abs(x)) / this.model.decades;
     this.images.inputs = painted(inputs.values, ...inputs.shape, visible, HEAT);
     this.images.outputs = painted(byOutput, K, U + 1, visible, HEAT);
     this.canvas.dataset.sensitivity = `${t},${u}`;
@@ -275,6 +280,3 @@ export class Stage {
     return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
   }
 }
-
-// Map a sensitivity in [-1, 1] to [0, 1]; the square root makes small ones visible.
-const visible = (x) => Math.sqrt(Math.abs(x));
