@@ -275,7 +275,7 @@ def test_transcribe_takes_few_inputs_first_and_more_later(pronouncer, monkeypatc
 
 
 def test_transcribe_holds_a_bounded_number_of_frames(pronouncer, monkeypatch):
-    monkeypatch.setattr(module, "MOST_FRAMES", 10)
+    monkeypatch.setitem(module.HELD_FRAMES, "cpu", 10)
     sources = Drawn(["abbas"] * 9)
     drawn = [sources.count for _ in pronouncer.transcribe(sources, GREEDY)]
     assert drawn == [2, 2, 4, 4, 6, 6, 8, 8, 9]

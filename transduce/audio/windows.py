@@ -53,12 +53,24 @@ def sound_windows(audio: Audio, step: float) -> Iterator[Window[Audio]]:
         rate = sound.samplerate
         while end - start > LONGEST:
             skipped = LONGEST - SEARCHED - REST
-            sound.seek(round((start + skipped) * rate))
-            samples = sound.read(round(SEARCHED * rate), dtype="float32", always_2d=True).mean(1)
+            samples = _read(sound, round((start + skipped) * rate), round(SEARCHED * rate))
             length = step * math.floor((skipped + quietest(samples, rate)) / step)
             yield Window(Audio(audio.path, start, length), length / seconds, False)
             start += length
     yield Window(Audio(audio.path, start, end - start), (end - start) / seconds, True)
+
+
+def _read(sound: soundfile.SoundFile, first: int, number: int) -> np.ndarray:
+    """Read samples, the mean of the channels; none if the file is damaged there.
+
+    Whoever reads the window finds the damage, and can name it.
+    """
+    try:
+        sound.seek(first)
+        samples: np.ndarray = sound.read(number, dtype="float32", always_2d=True).mean(1)
+    except soundfile.SoundFileError:
+        return np.empty(0, np.float32)
+    return samples
 
 
 def sample_windows(samples: Tensor, rate: int, step: float) -> Iterator[Window[Tensor]]:
@@ -78,7 +90,7 @@ def quietest(samples: np.ndarray, rate: int) -> float:
     hop = max(1, round(HOP * rate))
     energy = np.square(samples[: len(samples) // hop * hop], dtype=np.float64)
     hops = round(PAUSE / HOP)
-    if len(energy) <= hops * hop:  # the file ends before its header says so
+    if len(energy) <= hops * hop:  # there are too few samples, as in a damaged file
         return 0.0
     sums = energy.reshape(-1, hop).sum(1).cumsum()
     return float((np.argmin(sums[hops:] - sums[:-hops]) + 1 + hops / 2) * hop / rate)

@@ -198,10 +198,12 @@ class Model(TrainedModel):
         threads = torch.get_num_threads()
         with ThreadPoolExecutor(threads) as readers:
             for part, others in read_ahead(readers, parts, sources, 2 * threads):
-                yield part
+                rest = 1.0
                 while not part.is_last:
-                    part = next(others)
                     yield part
+                    rest -= part.share
+                    part = next(others)
+                yield part._replace(share=rest)  # also of a window that cannot be read
 
     def _transcripts(
         self,

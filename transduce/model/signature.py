@@ -130,7 +130,7 @@ class Signature:
         if rate is not None and isinstance(source, np.ndarray | Tensor) and source.ndim == 1:
             yield from sample_windows(torch.as_tensor(source).cpu(), rate, step)
             return
-        if rate is not None and isinstance(source, str | Path):
+        if rate is not None and isinstance(source, str | Path | Audio):
             source = self._pair(source, None)
         if rate is not None and isinstance(source, Pair) and isinstance(source.source, Audio):
             for audio, share, is_last in sound_windows(source.source, step):
