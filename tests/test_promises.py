@@ -17,7 +17,7 @@ ORDER = [
     *("alphabet", "files", "settings", "sequences"),
     *("data.pairs", "data.manifest", "data.timit", "data.dictionaries", "data.batches", "data"),
     *("audio.resampling", "audio.sound", "audio.features", "audio.cache", "audio.windows", "audio"),
-    *("kernels.simd.options", "kernels.simd.threads", "kernels.simd.functions"),
+    *("kernels.openmp", "kernels.simd.options", "kernels.simd.threads", "kernels.simd.functions"),
     *("kernels.simd.products", "kernels.simd", "kernels.sentinels", "kernels.backends"),
     *("kernels.nvrtc", "kernels"),
     *("lstm.reference", "lstm.eager", "lstm.cpu", "lstm.cuda", "lstm.operators", "lstm.layer"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -18,6 +19,7 @@ from transduce.data.pairs import DataError, Frames
 from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.options import SearchOptions
 from transduce.kernels.backends import Backend
+from transduce.kernels.openmp import one_thread
 from transduce.model.checkpoint import MODEL_FILE, TrainedModel, load_ensemble, save_model
 from transduce.model.signature import Source, Unknown
 from transduce.model.tensors import CheckpointError
@@ -296,7 +298,8 @@ def search_examples(
     most = SEARCHED_FRAMES.get(device.type, SEARCHED_FRAMES["cuda"])
     backend = _backend([example.num_frames for example in examples], options, device)
     for indices, batch in batches_of(model, unlabelled, most // network.rows_per_input(options)):
-        hypotheses = network.search(batch, options, backend=backend)
+        with one_thread() if backend == "eager" else nullcontext():
+            hypotheses = network.search(batch, options, backend=backend)
         for i, best in zip(indices, hypotheses, strict=True):
             found[i] = best
     return found

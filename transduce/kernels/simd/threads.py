@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,19 +18,18 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from transduce.kernels.openmp import openmp
 from transduce.kernels.simd.options import intrinsic
 
 
 @cache
 def _openmp() -> tuple[int, int, int]:
     """Return the addresses of GOMP_parallel, omp_get_thread_num, omp_get_num_threads, or zeros."""
+    if (library := openmp()) is None:
+        return 0, 0, 0
     names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-    for library in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.so"):
-        symbols = ctypes.CDLL(str(library))
-        if all(hasattr(symbols, name) for name in names):
-            parallel, thread, team = (ctypes.cast(symbols[name], ctypes.c_void_p) for name in names)
-            return parallel.value or 0, thread.value or 0, team.value or 0
-    return 0, 0, 0
+    parallel, thread, team = (ctypes.cast(library[name], ctypes.c_void_p) for name in names)
+    return parallel.value or 0, thread.value or 0, team.value or 0
 
 
 def num_threads() -> int:
