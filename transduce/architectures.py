@@ -261,6 +261,8 @@ def _finite(vectors: Tensor) -> Tensor:
 
 # --- Which network, and how large ---------------------------------------------------------------
 
+MOST_POOLED = 1000  # frames; a sound is padded to a multiple of them
+
 
 @dataclass(frozen=True)
 class NetworkConfig:
@@ -281,6 +283,8 @@ class NetworkConfig:
         sizes = ("hidden_size", "num_layers", "pooling", "prediction_size", "prediction_layers")
         check_at_least(self, 1, *sizes)
         check_at_least(self, 0, "embedding_size")
+        if self.pooling > MOST_POOLED:
+            raise ValueError(f"pooling must be at most {MOST_POOLED}, not {self.pooling}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
         if self.backwards and self.network != "transducer":

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from transduce.data.pairs import DataError
 
+MOST_FILTER_WEIGHTS = 100_000_000  # of the mel filter bank: a bound on its memory
+
 
 @dataclass(frozen=True)
 class FeatureSettings:
@@ -52,6 +54,11 @@ class FeatureSettings:
                     f"{name} must be at least a sample, 1 / {self.sample_rate} seconds, "
                     f"not {getattr(self, name)}"
                 )
+        if self.window_samples * self.num_channels > MOST_FILTER_WEIGHTS:
+            raise ValueError(
+                f"window times num_channels must be at most {MOST_FILTER_WEIGHTS} samples, not "
+                f"{self.window_samples} times {self.num_channels}"
+            )
         if self.num_deltas < 0:
             raise ValueError(f"num_deltas must be at least 0, not {self.num_deltas}")
 
