@@ -313,28 +313,39 @@ def test_transcribe_yields_errors_in_the_place_of_bad_inputs(pronouncer, at_once
 # --- Threads and backends -----------------------------------------------------------------------
 
 
+def waves(count):
+    generator = torch.Generator().manual_seed(0)
+    return [0.1 * torch.randn(1600 + 400 * (n % 5), generator=generator) for n in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["text", "sound"])
 @pytest.mark.parametrize("backend", ["eager", "cpu"])
 @pytest.mark.parametrize("options", [{}, {"beam_width": 4, "n_best": 3}], ids=["greedy", "beam"])
 def test_a_model_called_from_many_threads_gives_its_output_alone(
-    pronouncer, monkeypatch, backend, options
+    pronouncer, monkeypatch, kind, backend, options
 ):
+    model = pronouncer if kind == "text" else model_of(SOUND)
     if backend == "cpu":
         monkeypatch.setattr(module, "SMALL_GREEDY", 0)
         monkeypatch.setattr(module, "SMALL_BEAM", 0)
-    inputs = [words(60)[n::8] for n in range(8)]
-    expected = [pronouncer(some, **options) for some in inputs]
+    several = words(48) if kind == "text" else waves(16)
+    inputs = [several[n::8] for n in range(8)]
+    expected = [model(some, **options) for some in inputs]
+    used = backends_of(monkeypatch)
     barrier = Barrier(8)
 
     def call(some):
         barrier.wait()
-        return [pronouncer(some, **options) for _ in range(3)]
+        return [model(some, **options) for _ in range(3)]
 
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(call, inputs))
-    for alone, repeated in zip(expected, found, strict=True):
+    found += [[model(some, **options)] for some in inputs]  # nothing of the threads stays
+    for alone, repeated in zip(expected * 2, found, strict=True):
         for one in repeated:
             assert [t.hypotheses for t in one] == [t.hypotheses for t in alone]
             assert [t.name for t in one] == [t.name for t in alone]
+    assert set(used) == {"eager" if backend == "eager" else "auto"}
 
 
 def backends_of(monkeypatch):
