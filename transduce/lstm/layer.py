@@ -163,7 +163,8 @@ class _Layer(nn.Module):
             nn.init.uniform_(weights, -INITIAL_RANGE, INITIAL_RANGE)
         self.embedding: nn.Parameter | None = None  # [input_size, embedding_size]
         if embedding_size:
-            self.embedding = nn.Parameter(0.5 * torch.randn(input_size, embedding_size))
+            self.embedding = nn.Parameter(torch.empty(input_size, embedding_size))
+            nn.init.normal_(self.embedding, std=0.5)
 
     def weights(self, *, of_embedded: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the input weights, the hidden weights, the peepholes and the biases.

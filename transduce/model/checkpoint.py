@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from transduce.alphabet import Alphabet
 from transduce.architectures import (
@@ -107,8 +108,9 @@ def load_model(path: Path) -> TrainedModel:
     try:
         config = replace_settings(NetworkConfig(), header["network"])
         _check_sizes(config, shapes)
-        # Only the shapes of the weights, which the file's must be, before any takes memory.
-        with torch.device("meta"):
+        # The weights of an outline have shapes but no memory. To draw numbers for them would import
+        # a second's worth of PyTorch.
+        with torch.device("meta"), _SkipInitialisation():
             outline = build_network(config, _input_size(header, shapes), len(header["targets"]))
         _check_shapes(outline, shapes)
         tensors, _ = read_tensors(path, "a model")
@@ -149,6 +151,18 @@ def load_ensemble(paths: Sequence[Path]) -> TrainedModel:
     # Each member has its own direction.
     config = replace(first.config, backwards=False)
     return TrainedModel(Ensemble(members), config, first.signature)
+
+
+class _SkipInitialisation(TorchFunctionMode):
+    """A mode in which the functions of torch.nn.init do nothing."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return args[0] if args else named["tensor"]
+        return function(*args, **named)
 
 
 def _check_sizes(config: NetworkConfig, shapes: Mapping[str, Shape]) -> None:
