@@ -4,10 +4,19 @@ from typing import Any
 
 from numba import extending, njit
 
+from transduce.kernels.simd.cache import KernelCache
+
 # `contract` allows fused multiply-add. No sum is reordered, so that results are the same from run
 # to run, and the result of a row does not depend on the other rows.
 CONTRACT = {"contract"}
-compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath=CONTRACT)
+
+
+def compiled(function: Any) -> Any:
+    """Compile a function when it is first called, and keep it on disk."""
+    kernel: Any = njit(nogil=True, error_model="numpy", fastmath=CONTRACT)(function)
+    kernel._cache = KernelCache(function)
+    return kernel
+
 
 intrinsic: Any = extending.intrinsic
 overload: Any = extending.overload
