@@ -31,6 +31,7 @@ def package(tmp_path, monkeypatch):
     (folder / "lattice" / "constants.py").write_text("BY = 2\n")
     (folder / "lattice" / "kernel.py").write_text(KERNEL)
     monkeypatch.setattr(module, "PACKAGE", folder)
+    module._say_once.cache_clear()
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -39,11 +40,11 @@ def package(tmp_path, monkeypatch):
     return folder
 
 
-def called(package, values=None):
+def called(package, values=None, name="kernel"):
     """Call the kernel as a new process does; return what was compiled, and the result."""
-    for remembered in (module.source_hash, module._source, module._say_once):
-        remembered.cache_clear()
-    file, names = package / "lattice" / "kernel.py", {}
+    module.source_hash.cache_clear()
+    module._source.cache_clear()
+    file, names = package / "lattice" / f"{name}.py", {}
     exec((package / "lattice" / "constants.py").read_text(), names)
     code = file.read_text().replace("from transduce.lattice.constants import BY", "")
     exec(compile(code, str(file), "exec"), names)
@@ -111,6 +112,8 @@ def test_without_a_writable_package_or_home_a_private_temporary_folder_is_used(
     closed(tmp_path / "home")
     assert called(package) == (["kernel.scaled"], 2.0)
     [entry] = entries(tmp_path / "tmp")
+    (package / "lattice" / "other.py").write_text(KERNEL)
+    assert called(package, name="other") == (["other.scaled"], 2.0)
     for folder in (entry.parent, entry.parent.parent):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     [line] = capsys.readouterr().err.splitlines()
@@ -215,3 +218,7 @@ def test_compiling_is_announced_once_and_only_on_a_terminal(package, capsys, mon
     monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
     module._tell("kernel.scaled")
     assert capsys.readouterr().err == ""
+
+
+def test_no_kernel_uses_numbas_own_cache():
+    assert [file for file in PACKAGE.rglob("*.py") if "cache=True" in file.read_text()] == []

@@ -73,7 +73,7 @@ class KernelCache(FunctionCache):
             f"compiled kernels are kept in {temporary.parent}"
             if kept
             else "compiled kernels are not kept, and every process compiles them again",
-            lasting[0],
+            lasting[0].parent,
         )
 
     def flush(self) -> None:
@@ -204,10 +204,10 @@ def _source(file: Path) -> tuple[bytes, list[Path]]:
 
 
 @cache
-def _say_once(what: str, first: Path) -> None:
-    """Print on standard error where compiled kernels are kept, because `first` is not writable."""
+def _say_once(what: str, folder: Path) -> None:
+    """Print on standard error where compiled kernels are kept, as `folder` is not writable."""
     print(
-        f"transduce: {what}, because {first.parent} cannot be written; set NUMBA_CACHE_DIR to a "
+        f"transduce: {what}, because {folder} cannot be written; set NUMBA_CACHE_DIR to a "
         "folder that stays",
         file=sys.stderr,
     )

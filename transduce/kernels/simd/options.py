@@ -1,5 +1,6 @@
 """Compiler options of the CPU kernels."""
 
+from collections.abc import Callable
 from typing import Any
 
 from numba import extending, njit
@@ -11,13 +12,18 @@ from transduce.kernels.simd.cache import KernelCache
 CONTRACT = {"contract"}
 
 
-def compiled(function: Any) -> Any:
-    """Compile a function when it is first called, and keep it on disk."""
-    kernel: Any = njit(nogil=True, error_model="numpy", fastmath=CONTRACT)(function)
-    kernel._cache = KernelCache(function)
-    return kernel
+def compiled_with(fastmath: set[str]) -> Callable[[Any], Any]:
+    """Return a decorator that compiles a function when it is first called, and keeps it on disk."""
+
+    def decorator(function: Any) -> Any:
+        kernel: Any = njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
+        kernel._cache = KernelCache(function)
+        return kernel
+
+    return decorator
 
 
+compiled = compiled_with(CONTRACT)
 intrinsic: Any = extending.intrinsic
 overload: Any = extending.overload
 
