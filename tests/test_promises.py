@@ -50,7 +50,7 @@ ORDER = [
     "demo",
     *("web.sounds", "web.wire", "web.explorer", "web.server", "web"),
     *("cli.terminal", "cli.runs", "cli.search", "cli.evaluate", "cli.train", "cli.transcribe"),
-    *("cli.plot", "cli.explore", "cli"),
+    *("cli.plot", "cli.explore", "cli.warm_up", "cli"),
 ]
 
 

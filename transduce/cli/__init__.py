@@ -10,6 +10,7 @@ from transduce.cli.explore import explore
 from transduce.cli.plot import plot
 from transduce.cli.train import demo, table, train
 from transduce.cli.transcribe import phonemize, recognize, transcribe
+from transduce.cli.warm_up import warm_up
 
 __all__ = [
     "app",
@@ -23,6 +24,7 @@ __all__ = [
     "table",
     "train",
     "transcribe",
+    "warm_up",
 ]
 
 app = cyclopts.App(
@@ -34,7 +36,7 @@ app = cyclopts.App(
 COMMANDS: list[Callable[..., None]] = [
     *(demo, phonemize, recognize),
     *(train, evaluate, transcribe, table),
-    *(plot, explore),
+    *(plot, explore, warm_up),
 ]
 for place, command in enumerate(COMMANDS):
     app.command(command, sort_key=place)

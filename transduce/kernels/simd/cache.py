@@ -105,6 +105,13 @@ def _folders(file: Path) -> Iterator[Path]:
     yield Path(_temporary_folder()) / f"transduce-{user}-{here}" / name
 
 
+def kernel_folder() -> Path:
+    """Return the folder that has the kernels of this installation."""
+    file = Path(__file__).with_name("products.py")
+    folders = list(_folders(file))
+    return next((folder for folder in folders if folder.is_dir()), folders[-1]).parent
+
+
 def _stem(file: Path) -> str:
     """Return the beginning of a folder's name, which older versions of the file share."""
     module = ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
