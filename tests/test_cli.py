@@ -6,10 +6,14 @@ import os
 import pty
 import re
 import signal
+import sys
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+import torch
 from commands import RECIPE, ROOT, WORDS, in_a_new_process, started, train_small_runs, transduce
 from explored import RATE, sound, sound_model
 
@@ -397,6 +401,54 @@ def test_a_full_disk_is_one_sentence(folder, monkeypatch):
     (sentence,) = done.stderr.splitlines()
     assert "full/ab.txt cannot be read or written (No space left on device);" in sentence
     assert list((folder / "full").iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [("phonemize", "word"), ("--help",)], ids=["print", "help"])
+def test_a_full_standard_output_is_one_sentence(tmp_path, arguments):
+    with Path("/dev/full").open("w") as full:
+        process = started(*arguments, folder=tmp_path, stdout=full)
+        _, err = process.communicate()
+    assert process.returncode == 1
+    assert err == (
+        "transduce: standard output cannot be written (No space left on device); free some space\n"
+    )
+
+
+def test_ctrl_c_while_the_package_is_imported_leaves_no_traceback(monkeypatch):
+    class Interrupting:
+        def find_spec(self, name, path=None, target=None):
+            if name == "transduce.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "transduce.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    monkeypatch.syspath_prepend(ROOT)
+    with pytest.raises(SystemExit) as end:
+        import_module("transduce_command").main()
+    assert end.value.code == 130 and end.value.__suppress_context__
+    [name] = re.findall(r'^transduce = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert name == "transduce_command:main"
+
+
+def test_a_gpu_that_is_not_there_is_one_sentence(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for command in ("evaluate", "transcribe"):
+        done = transduce(command, "runs/transducer", "--device", "cuda", folder=folder)
+        assert done.returncode == 1 and done.stderr == (
+            "transduce: --device cuda needs a GPU, and PyTorch finds none; leave --device out\n"
+        )
+
+
+def test_a_line_that_is_too_long_is_one_sentence(folder):
+    long = "ab" * 5_000_000
+    done = transduce("phonemize", "--model", "runs/transducer", folder=folder, text=f"ab\n{long}\n")
+    assert done.returncode == 1 and len(done.stdout.splitlines()) == 2
+    assert done.stderr == (
+        "transduce: standard input, line 2: a text of 10000000 symbols is too long; give at most "
+        "10000\n"
+    )
+    done = transduce("transcribe", "runs/transducer", folder=folder, text=long)
+    assert done.returncode == 1 and "line 1: a text of 10000000 symbols is too long" in done.stderr
 
 
 def test_an_error_exits_with_code_1(folder):

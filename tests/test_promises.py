@@ -51,6 +51,7 @@ ORDER = [
     *("web.sounds", "web.wire", "web.explorer", "web.server", "web"),
     *("cli.terminal", "cli.runs", "cli.search", "cli.evaluate", "cli.train", "cli.transcribe"),
     *("cli.plot", "cli.explore", "cli.warm_up", "cli"),
+    "__main__",
 ]
 
 

@@ -1,5 +1,6 @@
 """The command line: each command is a function."""
 
+import sys
 from collections.abc import Callable
 
 import cyclopts
@@ -8,6 +9,7 @@ import transduce
 from transduce.cli.evaluate import evaluate
 from transduce.cli.explore import explore
 from transduce.cli.plot import plot
+from transduce.cli.terminal import user_errors
 from transduce.cli.train import demo, table, train
 from transduce.cli.transcribe import phonemize, recognize, transcribe
 from transduce.cli.warm_up import warm_up
@@ -44,4 +46,8 @@ for place, command in enumerate(COMMANDS):
 
 def main() -> None:
     """Run the command that the arguments of the process name."""
-    app()
+    with user_errors():
+        try:
+            app()
+        finally:
+            sys.stdout.flush()

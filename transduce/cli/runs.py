@@ -38,6 +38,8 @@ def load_runs(runs: Sequence[Path], device: Device) -> Model:
     """Load a run, or a model that ships, onto a device; several are an ensemble."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda needs a GPU, and PyTorch finds none; leave --device out")
     return load(*runs).to(device)
 
 

@@ -34,6 +34,7 @@ from transduce.data.pairs import (
 Source = str | Path | Symbols | Audio | Frames | Tensor | np.ndarray | Pair | Example
 # A source symbol that the model does not know raises a DataError, or becomes null.
 Unknown = Literal["refuse", "null"]
+MOST_SYMBOLS = 10_000  # of a text to transcribe: a bound on its memory
 
 
 @cache
@@ -90,6 +91,10 @@ class Signature:
         """
         if isinstance(source, Example):
             return source
+        text = source.source if isinstance(source, Pair) else source
+        if not with_labels and isinstance(text, str | tuple) and len(text) > MOST_SYMBOLS:
+            problem = f"a text of {len(text)} symbols is too long; give at most {MOST_SYMBOLS}"
+            raise source.origin.error(problem) if isinstance(source, Pair) else DataError(problem)
         if isinstance(source, np.ndarray | Tensor):
             numbers = torch.as_tensor(source).to("cpu", torch.float32)
             frames, source = self._frames_of(numbers), ()
