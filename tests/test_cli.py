@@ -431,7 +431,7 @@ def test_ctrl_c_while_the_package_is_imported_leaves_no_traceback(monkeypatch):
     monkeypatch.delitem(sys.modules, "transduce.cli")
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
     monkeypatch.syspath_prepend(ROOT)
-    with pytest.raises(Exited, match="^130$"):
+    with pytest.raises(Exited, match=r"^130$"):
         import_module("transduce_command").main()
     signal.signal(signal.SIGINT, before)
     [name] = re.findall(r'^transduce = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)

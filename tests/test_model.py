@@ -310,6 +310,42 @@ def test_transcribe_yields_errors_in_the_place_of_bad_inputs(pronouncer, at_once
     assert lenient.name == "baß" and lenient.symbols
 
 
+# --- Arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", [None, 3, 2.5, b"word", {"a"}, object()])
+@pytest.mark.parametrize("signature", [LETTERS, SOUND], ids=["text", "sound"])
+def test_an_input_of_another_type_is_refused(signature, source):
+    model = model_of(signature)
+    for given in (source, [source]):
+        with pytest.raises(DataError, match=r"the model reads (text, not|sound; give it)"):
+            model(given)
+
+
+@pytest.mark.parametrize("number", [0, -1, True, 1.0, 2.5, "2", None])
+@pytest.mark.parametrize("name", ["beam_width", "n_best"])
+def test_a_width_or_number_that_is_not_a_whole_number_above_0_is_refused(pronouncer, name, number):
+    with pytest.raises(ValueError, match=rf"^{name} must be (at least 1|a whole number), not "):
+        pronouncer("ab", **{name: number})
+
+
+@pytest.mark.parametrize(
+    "dtype, middle, scale", [("uint8", 128, 2**7), ("int16", 0, 2**15), ("int32", 0, 2**31)]
+)
+def test_whole_samples_are_scaled(dtype, middle, scale):
+    wave = 0.1 * np.random.default_rng(0).standard_normal(2000)
+    whole = (wave * scale + middle).round().astype(dtype)
+    expected = SOUND.example((whole.astype(np.float64) - middle) / scale).frames
+    for samples in (whole, torch.from_numpy(whole)):
+        assert torch.equal(SOUND.example(samples).frames, expected)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int8", "bool", "complex64", "str"])
+def test_samples_of_an_unknown_scale_are_refused(dtype):
+    with pytest.raises(DataError, match=r"have no known scale|is neither samples nor frames"):
+        SOUND.example(np.ones(2000).astype(dtype))
+
+
 # --- Threads and backends -----------------------------------------------------------------------
 
 

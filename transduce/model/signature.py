@@ -34,6 +34,8 @@ from transduce.data.pairs import (
 Source = str | Path | Symbols | Audio | Frames | Tensor | np.ndarray | Pair | Example
 # A source symbol that the model does not know raises a DataError, or becomes null.
 Unknown = Literal["refuse", "null"]
+# The zero and the largest number of whole samples, as in WAV files.
+SCALES = {torch.uint8: (128, 2**7), torch.int16: (0, 2**15), torch.int32: (0, 2**31)}
 MOST_SYMBOLS = 10_000  # of a text to transcribe: a bound on its memory
 
 
@@ -41,6 +43,22 @@ MOST_SYMBOLS = 10_000  # of a text to transcribe: a bound on its memory
 def _frame_reader(settings: FeatureSettings | None) -> FrameReader:
     """Return the reader of sound for some settings; its filter tables are computed once."""
     return FrameReader(settings, convert=True)
+
+
+def _float_numbers(array: np.ndarray | Tensor) -> Tensor:
+    """Return samples or frames in float32 on the CPU; scale whole samples to [-1, 1]."""
+    if isinstance(array, np.ndarray) and array.dtype.kind not in "fiu":
+        raise DataError(f"an array of {array.dtype} is neither samples nor frames; give numbers")
+    numbers = torch.as_tensor(array).detach().cpu()
+    if numbers.ndim == 1 and not numbers.is_floating_point():
+        if numbers.dtype not in SCALES:
+            raise DataError(
+                f"samples of {numbers.dtype} have no known scale; give floating-point samples in "
+                "[-1, 1], or int16, int32 or uint8"
+            )
+        middle, scale = SCALES[numbers.dtype]
+        return ((numbers.double() - middle) / scale).float()
+    return numbers.float()
 
 
 class EmptyInput(DataError):
@@ -96,8 +114,7 @@ class Signature:
             problem = f"a text of {len(text)} symbols is too long; give at most {MOST_SYMBOLS}"
             raise source.origin.error(problem) if isinstance(source, Pair) else DataError(problem)
         if isinstance(source, np.ndarray | Tensor):
-            numbers = torch.as_tensor(source).to("cpu", torch.float32)
-            frames, source = self._frames_of(numbers), ()
+            frames, source = self._frames_of(_float_numbers(source)), ()
         pair = source if isinstance(source, Pair) else self._pair(source, name)
         ids = encode(pair, pair.target, self.targets) if with_labels else []
         labels = torch.tensor(ids, dtype=torch.int64)
