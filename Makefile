@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check wheel bench forget clean
+.PHONY: demo test check wheel bench clean
 
 demo: .venv/installed
 	$(BIN)/transduce demo
@@ -36,10 +36,6 @@ bench: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $@
-
-# Delete Numba's cache: it does not notice changes in the functions that a kernel calls.
-forget:
-	find transduce -name '*.nb[ic]' -delete
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

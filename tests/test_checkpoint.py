@@ -1,9 +1,12 @@
 """Model files: everything is read back, and other files are refused with one sentence."""
 
 import errno
+import json
 import os
 import pickle
+import resource
 import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,3 +218,142 @@ def test_a_model_file_has_the_permissions_of_the_umask(tmp_path):
     Path(tmp_path / "plain").write_bytes(b"")
     modes = [stat.S_IMODE((tmp_path / f).stat().st_mode) for f in ("model.safetensors", "plain")]
     assert modes[0] == modes[1]
+
+
+def rewritten(path, tensors=None, **changes):
+    """Write a model's file again with other values in its header, or other tensors."""
+    before, header = module.read_tensors(path, "a model")
+    for name, value in changes.items():
+        if name in header:
+            header[name] = value
+        else:
+            header["network"][name] = value
+    del header["kind"], header["version"]
+    module.write_tensors(path, before if tensors is None else tensors, header, "a model")
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        (
+            {"hidden_size": 20_000},
+            r"network.transcription_network.lstm.layers.0.input_weights has the shape \[2, 20, 2\] "
+            r"where its header means \[2, 80000, 2\]",
+        ),
+        (
+            {"prediction_size": 30_000},
+            r"network.prediction_network.lstm.layers.0.input_weights has the shape \[1, 16, 2\] "
+            r"where its header means \[1, 120000, 2\]",
+        ),
+        (
+            {"num_layers": 10**6},
+            "its header names 1000001 layers, but there are only 1[0-9] tensors",
+        ),
+        ({"num_layers": 2}, "there is no tensor network.transcription_network.lstm.layers.1"),
+        ({"prediction_layers": 10**30}, "layers, but there are only"),
+        ({"hidden_size": 10**30}, "its header has hidden_size = 1000000000000000000000000000000"),
+        ({"hidden_size": 2**40}, "its header has hidden_size = 1099511627776"),
+        ({"pooling": 10**12}, "pooling must be at most 1000, not 1000000000000"),
+        ({"targets": ["a", "b", "c"]}, "has the shape .* where its header means"),
+        ({"targets": [1, 2]}, "symbols must be text"),
+        ({"targets": 3}, "is damaged"),
+        ({"network": [1]}, "is damaged"),
+        ({"target_notation": {"split": [1]}}, "is damaged"),
+        ({"sources": None, "features": {"window": 1e300}}, "input_size must be at least 1"),
+    ],
+    ids=[*map(str, range(14))],
+)
+def test_a_header_that_does_not_fit_its_tensors_is_refused_before_the_network_is_built(
+    tmp_path, changes, said
+):
+    path = tmp_path / "model.safetensors"
+    save_model(model_of(), path)
+    rewritten(path, **changes)
+    started, before = time.perf_counter(), peak_memory()
+    with pytest.raises(CheckpointError, match=said) as error:
+        load_model(tmp_path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+    assert peak_memory() - before < 100e6
+    assert time.perf_counter() - started < 5
+
+
+def peak_memory():
+    """Return the most memory that this process has had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_metadata_nested_thousands_deep_is_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(2)}, path, {"transduce": "[" * 100_000 + "]" * 100_000})
+    with pytest.raises(CheckpointError, match="was not written by transduce"):
+        load_model(tmp_path)
+
+
+def test_a_file_that_claims_terabytes_is_refused_before_memory_is_taken(tmp_path):
+    path = tmp_path / "model.safetensors"
+    name = "network.prediction_network.output.weight"
+    save_model(model_of(), path)
+    header_size = int.from_bytes(path.read_bytes()[:8], "little")
+    header = json.loads(path.read_bytes()[8 : 8 + header_size])
+    # A sparse file has the bytes that its header claims, and takes none of the disk.
+    first = max(entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__")
+    header["network.more"] = {
+        "dtype": "F32", "shape": [10**12 // 4], "data_offsets": [first, first + 10**12]
+    }  # fmt: skip
+    text = json.dumps(header).encode()
+    whole = len(text).to_bytes(8, "little") + text + path.read_bytes()[8 + header_size :]
+    claims = {
+        "a sparse file": (whole, len(whole) + 10**12, "network.more|cannot be read"),
+        "tensors beyond the end": (whole, None, "cannot be read"),
+        "a long header": ((10**12).to_bytes(8, "little") + whole[8:], None, "cannot be read"),
+        "another shape": (
+            whole.replace(b'"shape": [3, 4]', b'"shape": [9, 9]'), None, "cannot be read"
+        ),
+    }  # fmt: skip
+    assert name in header
+    for claim, (content, size, said) in claims.items():
+        path.write_bytes(content)
+        if size is not None:
+            os.truncate(path, size)
+        before = peak_memory()
+        with pytest.raises(CheckpointError, match=said) as error:
+            load_model(tmp_path)
+        assert "\n" not in str(error.value), claim
+        assert peak_memory() - before < 100e6, claim
+
+
+def test_statistics_that_do_not_fit_the_features_are_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_model(model_of(signature=SOUND), path)
+    tensors, _ = module.read_tensors(path, "a model")
+    for changed, said in (
+        ({"statistics.mean": torch.ones(39)}, r"\[39\] and statistics.deviation \[40\]"),
+        ({"statistics.mean": torch.ones(1, 40)}, r"statistics.mean has the shape \[1, 40\]"),
+        (
+            {"statistics.mean": torch.ones(39), "statistics.deviation": torch.ones(39)},
+            "its header has features of 40 numbers, but statistics.mean has 39",
+        ),
+    ):
+        rewritten(path, tensors | changed)
+        with pytest.raises(CheckpointError, match=said):
+            load_model(tmp_path)
+    rewritten(path, tensors, features={"window": 1e300})
+    with pytest.raises(CheckpointError, match="window times num_channels must be at most"):
+        load_model(tmp_path)
+
+
+def test_scales_of_another_shape_are_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_model(model_of(), path, torch.int8)
+    tensors, _ = module.read_tensors(path, "a model")
+    scales = "scales.network.prediction_network.output.weight"
+    tensors[scales] = torch.ones(1, 3, 1)
+    rewritten(path, tensors)
+    with pytest.raises(
+        CheckpointError, match=rf"{scales} has the shape \[1, 3, 1\] where .* \[3, 1\]"
+    ):
+        load_model(tmp_path)
+    tensors.pop(scales)
+    rewritten(path, tensors)
+    with pytest.raises(CheckpointError, match=f"there is no tensor {scales}"):
+        load_model(tmp_path)

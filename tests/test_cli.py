@@ -10,6 +10,8 @@ import shutil
 import signal
 import sys
 import time
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -532,6 +534,53 @@ def test_evaluation_with_targets_that_the_model_does_not_know_names_one(folder):
     assert "unknown.tsv, line 1: the model does not know 'XX', nor all symbols of " in sentence
 
 
+@pytest.mark.parametrize("arguments", [("phonemize", "word"), ("--help",)], ids=["print", "help"])
+def test_a_full_standard_output_is_one_sentence(tmp_path, arguments):
+    with Path("/dev/full").open("w") as full:
+        process = started(*arguments, folder=tmp_path, stdout=full)
+        _, err = process.communicate()
+    assert process.returncode == 1
+    assert err == (
+        "transduce: standard output cannot be written (No space left on device); free some space\n"
+    )
+
+
+def test_ctrl_c_while_the_package_is_imported_leaves_no_traceback(monkeypatch):
+    class Interrupting:
+        def find_spec(self, name, path=None, target=None):
+            if name == "transduce.cli":
+                signal.raise_signal(signal.SIGINT)
+
+    class Exited(Exception):
+        pass
+
+    def exited(code):
+        raise Exited(code)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(os, "_exit", exited)
+    monkeypatch.delitem(sys.modules, "transduce.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    monkeypatch.syspath_prepend(ROOT)
+    with pytest.raises(Exited, match=r"^130$"):
+        import_module("transduce_command").main()
+    signal.signal(signal.SIGINT, before)
+    [name] = re.findall(r'^transduce = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert name == "transduce_command:main"
+
+
+def test_a_line_that_is_too_long_is_one_sentence(folder):
+    long = "ab" * 5_000_000
+    done = transduce("phonemize", "--model", "runs/transducer", folder=folder, text=f"ab\n{long}\n")
+    assert done.returncode == 1 and len(done.stdout.splitlines()) == 2
+    assert done.stderr == (
+        "transduce: standard input, line 2: a text of 10000000 symbols is too long; give at most "
+        "10000\n"
+    )
+    done = transduce("transcribe", "runs/transducer", folder=folder, text=long)
+    assert done.returncode == 1 and "line 1: a text of 10000000 symbols is too long" in done.stderr
+
+
 def test_an_error_exits_with_code_1(folder):
     done = in_a_new_process("evaluate", "runs/nothing", folder=folder)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
@@ -557,7 +606,7 @@ def test_sound_for_a_model_of_letters_is_an_error_in_its_place(folder):
 
 def test_the_help_of_the_table_shows_its_arguments(tmp_path):
     shown = transduce("table", "--help", folder=tmp_path).stdout
-    assert "RUNS" in shown and "Folders of runs, or recipes (.toml)" in shown
+    assert "RUNS" in shown and "Folders of runs, or recipes" in shown
 
 
 # --- Recognition ----------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 import errno
 import io
+import resource
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -413,3 +415,80 @@ def test_the_gpu_agrees(settings):
     frames, counts = Features(settings).cuda()(waves.cuda(), lengths.cuda())
     assert torch.equal(counts.cpu(), num_frames)
     assert_close(frames.cpu(), expected, atol=1e-3, rtol=0)  # the numbers go up to 70
+
+
+# --- Headers that claim too much ----------------------------------------------------------------
+
+
+def flac_of(path, claimed):
+    """Write a second of FLAC whose header claims another number of samples."""
+    soundfile.write(path, np.zeros(16000), 16000)
+    content = bytearray(path.read_bytes())
+    content[21] = (content[21] & 0xF0) | claimed >> 32
+    content[22:26] = (claimed & 0xFFFFFFFF).to_bytes(4, "big")
+    path.write_bytes(content)
+
+
+def test_a_flac_header_that_claims_terabytes_takes_no_memory(tmp_path, limited_memory):
+    path = tmp_path / "a.flac"
+    flac_of(path, 16000)
+    assert len(read_wave(Audio(path), 16000)) == 16000
+    flac_of(path, (1 << 36) - 1)
+    with pytest.raises(DataError, match="is not audio that can be read"):
+        read_wave(Audio(path), 16000)
+
+
+@pytest.mark.parametrize("size", ["3", "999999999999999"])
+def test_a_sphere_header_of_an_impossible_size_is_named(tmp_path, limited_memory, size):
+    path = tmp_path / "a.sph"
+    path.write_bytes(f"NIST_1A\n{size:>7}\nsample_count -i 9\nend_head\n".encode().ljust(2048))
+    with pytest.raises(DataError) as error:
+        read_wave(Audio(path), 16000)
+    assert str(error.value) == (
+        f"{path} is not audio that can be read (its header claims {size} bytes); record or convert "
+        "it again"
+    )
+
+
+@pytest.mark.parametrize("shape", [(10**12, 26), (10**22, 26)])
+def test_a_npy_header_that_claims_terabytes_is_refused(tmp_path, limited_memory, shape):
+    path = tmp_path / "a.npy"
+    np.save(path, np.zeros((3, 26), np.float32))
+    path.write_bytes(
+        path.read_bytes().replace(b"(3, 26), }" + b" " * 40, f"{shape}, }}".encode().ljust(50))
+    )
+    assert str(shape).encode() in path.read_bytes()
+    with pytest.raises(DataError) as error:
+        read_features(Frames(path))
+    assert str(error.value) == f"{path} is not a .npy file; write it with numpy.save"
+
+
+@pytest.fixture
+def limited_memory():
+    """Let the process have no more than 8 GB more than it has."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + (8 << 30), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_the_error_of_a_file_names_it_once(tmp_path):
+    for path, read in (
+        (tmp_path / "nothing.wav", lambda path: read_wave(Audio(path), 16000)),
+        (tmp_path / "nothing.npy", lambda path: read_features(Frames(path))),
+    ):
+        with pytest.raises(DataError) as error:
+            read(path)
+        assert str(error.value) == f"there is no file {path}; check the path"
+    origin = Origin(tmp_path / "pairs.jsonl", 3)
+    with pytest.raises(DataError) as error:
+        read_wave(Audio(path), 16000, origin)
+    assert str(error.value) == f"{origin}: there is no file {path}; check the path"
+
+
+def test_a_path_with_a_null_byte_is_an_error_that_names_it(tmp_path):
+    pair = Pair("a", Audio(Path("a\0.wav")), (), Origin("a.jsonl", 1))
+    for cache in (None, tmp_path):
+        with pytest.raises(DataError, match=r"a.jsonl, line 1: .*a\x00.wav.*; check the"):
+            FrameReader(cache=cache)(pair)

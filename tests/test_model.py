@@ -310,31 +310,78 @@ def test_transcribe_yields_errors_in_the_place_of_bad_inputs(pronouncer, at_once
     assert lenient.name == "baß" and lenient.symbols
 
 
+# --- Arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", [None, 3, 2.5, b"word", {"a"}, object()])
+@pytest.mark.parametrize("signature", [LETTERS, SOUND], ids=["text", "sound"])
+def test_an_input_of_another_type_is_refused(signature, source):
+    model = model_of(signature)
+    for given in (source, [source]):
+        with pytest.raises(DataError, match=r"the model reads (text, not|sound; give it)"):
+            model(given)
+
+
+@pytest.mark.parametrize("number", [0, -1, True, 1.0, 2.5, "2", None])
+@pytest.mark.parametrize("name", ["beam_width", "n_best"])
+def test_a_width_or_number_that_is_not_a_whole_number_above_0_is_refused(pronouncer, name, number):
+    with pytest.raises(ValueError, match=rf"^{name} must be (at least 1|a whole number), not "):
+        pronouncer("ab", **{name: number})
+
+
+@pytest.mark.parametrize(
+    "dtype, middle, scale", [("uint8", 128, 2**7), ("int16", 0, 2**15), ("int32", 0, 2**31)]
+)
+def test_whole_samples_are_scaled(dtype, middle, scale):
+    wave = 0.1 * np.random.default_rng(0).standard_normal(2000)
+    whole = (wave * scale + middle).round().astype(dtype)
+    expected = SOUND.example((whole.astype(np.float64) - middle) / scale).frames
+    for samples in (whole, torch.from_numpy(whole)):
+        assert torch.equal(SOUND.example(samples).frames, expected)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int8", "bool", "complex64", "str"])
+def test_samples_of_an_unknown_scale_are_refused(dtype):
+    with pytest.raises(DataError, match=r"have no known scale|is neither samples nor frames"):
+        SOUND.example(np.ones(2000).astype(dtype))
+
+
 # --- Threads and backends -----------------------------------------------------------------------
 
 
+def waves(count):
+    generator = torch.Generator().manual_seed(0)
+    return [0.1 * torch.randn(1600 + 400 * (n % 5), generator=generator) for n in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["text", "sound"])
 @pytest.mark.parametrize("backend", ["eager", "cpu"])
 @pytest.mark.parametrize("options", [{}, {"beam_width": 4, "n_best": 3}], ids=["greedy", "beam"])
 def test_a_model_called_from_many_threads_gives_its_output_alone(
-    pronouncer, monkeypatch, backend, options
+    pronouncer, monkeypatch, kind, backend, options
 ):
+    model = pronouncer if kind == "text" else model_of(SOUND)
     if backend == "cpu":
         monkeypatch.setattr(module, "SMALL_GREEDY", 0)
         monkeypatch.setattr(module, "SMALL_BEAM", 0)
-    inputs = [words(60)[n::8] for n in range(8)]
-    expected = [pronouncer(some, **options) for some in inputs]
+    several = words(48) if kind == "text" else waves(16)
+    inputs = [several[n::8] for n in range(8)]
+    expected = [model(some, **options) for some in inputs]
+    used = backends_of(monkeypatch)
     barrier = Barrier(8)
 
     def call(some):
         barrier.wait()
-        return [pronouncer(some, **options) for _ in range(3)]
+        return [model(some, **options) for _ in range(3)]
 
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(call, inputs))
-    for alone, repeated in zip(expected, found, strict=True):
+    found += [[model(some, **options)] for some in inputs]  # nothing of the threads stays
+    for alone, repeated in zip(expected * 2, found, strict=True):
         for one in repeated:
             assert [t.hypotheses for t in one] == [t.hypotheses for t in alone]
             assert [t.name for t in one] == [t.name for t in alone]
+    assert set(used) == {"eager" if backend == "eager" else "auto"}
 
 
 def backends_of(monkeypatch):

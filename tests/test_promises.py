@@ -17,8 +17,9 @@ ORDER = [
     *("alphabet", "files", "settings", "sequences"),
     *("data.pairs", "data.manifest", "data.timit", "data.dictionaries", "data.batches", "data"),
     *("audio.resampling", "audio.sound", "audio.features", "audio.cache", "audio.windows", "audio"),
-    *("kernels.openmp", "kernels.simd.options", "kernels.simd.threads", "kernels.simd.functions"),
-    *("kernels.simd.products", "kernels.simd", "kernels.sentinels", "kernels.backends"),
+    *("kernels.openmp", "kernels.simd.cache", "kernels.simd.options", "kernels.simd.threads"),
+    *("kernels.simd.functions", "kernels.simd.products", "kernels.simd", "kernels.sentinels"),
+    "kernels.backends",
     *("kernels.nvrtc", "kernels"),
     *("lstm.reference", "lstm.eager", "lstm.cpu", "lstm.cuda", "lstm.operators", "lstm.layer"),
     *("lstm", "networks"),
@@ -48,7 +49,8 @@ ORDER = [
     "demo",
     *("web.sounds", "web.wire", "web.explorer", "web.server", "web"),
     *("cli.terminal", "cli.runs", "cli.search", "cli.evaluate", "cli.train", "cli.transcribe"),
-    *("cli.plot", "cli.explore", "cli"),
+    *("cli.plot", "cli.explore", "cli.warm_up", "cli"),
+    "__main__",
 ]
 
 
@@ -130,12 +132,13 @@ else:
 def test_loading_a_model_imports_no_training_no_corpus_and_no_terminal():
     unwanted = (
         "rich lightning lightning_fabric transduce.training transduce.data.timit "
-        "transduce.data.dictionaries transduce.tables"
+        "transduce.data.dictionaries transduce.tables numba sympy"
     )
     code = f"""
 import sys
 import transduce.model.evaluate
 import transduce.model.model
+transduce.model.model.load("english-pronouncer")
 found = [name for name in {unwanted.split()} if name in sys.modules]
 assert not found, found
 assert "transduce.evaluation" in sys.modules

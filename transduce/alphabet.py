@@ -12,6 +12,9 @@ class Alphabet:
 
     def __init__(self, symbols: Iterable[str]) -> None:
         self.symbols = tuple(symbols)
+        for symbol in self.symbols:
+            if not isinstance(symbol, str):
+                raise TypeError(f"symbols must be text, not {symbol!r}")
         self._ids = {symbol: k for k, symbol in enumerate(self.symbols, start=1)}
         if len(self._ids) != len(self.symbols):
             twice = next(s for i, s in enumerate(self.symbols) if s in self.symbols[:i])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.alphabet import NULL
-from transduce.kernels.backends import INTEGERS, Backend, resolve
+from transduce.kernels.backends import INTEGERS, Backend, check_tensors, resolve
 from transduce.lstm.layer import BACKENDS, INITIAL_RANGE, PeepholeLSTM
 
 
@@ -40,6 +40,7 @@ class PredictionNetwork(nn.Module):
         Padding may be null or any negative number; it affects only the vectors after it. y may
         also be one-hot vectors [B, U, K].
         """
+        check_tensors(labels=labels)
         if labels.is_floating_point() and labels.ndim == 3:
             inputs = nn.functional.pad(labels, (0, 0, 1, 0))
         else:
@@ -137,6 +138,7 @@ class TranscriptionNetwork(nn.Module):
         self, frames: Tensor, num_frames: Tensor | None = None, *, backend: Backend = "auto"
     ) -> tuple[Tensor, Tensor]:
         """Return the last hidden layer's outputs [B, T, width] and their numbers [B]."""
+        check_tensors(frames=frames, **({} if num_frames is None else {"num_frames": num_frames}))
         if num_frames is None:
             num_frames = torch.full((len(frames),), frames.shape[1], device=frames.device)
         elif num_frames.shape != frames.shape[:1]:

@@ -30,25 +30,28 @@ VERSION = 1
 
 def read_features(source: Frames, size: int | None = None, origin: Origin | None = None) -> Tensor:
     """Read frames [T, D] from a .npy file; raise a DataError for other shapes, or D != `size`."""
-    origin, path = origin or Origin(source.path), source.path
+    path = source.path
+    error_of = partial((origin or Origin(path)).file_error, path)
+    if not path.is_file():
+        raise error_of(f"there is no file {path}; check the path")
     try:
-        with path.open("rb") as file:
-            array = np.lib.format.read_array(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        raise origin.error(f"{path} is not a .npy file; write it with numpy.save") from None
+        # A header may claim any shape. Mapped into memory, it must fit the file.
+        array = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError, EOFError, OverflowError, MemoryError):
+        raise error_of(f"{path} is not a .npy file; write it with numpy.save") from None
     if array.ndim != 2 or array.dtype.kind not in "fiu":
-        raise origin.error(f"{path} is not an array of frames by numbers; save one of [T, D]")
+        raise error_of(f"{path} is not an array of frames by numbers; save one of [T, D]")
     if size is not None and array.shape[1] != size:
-        raise origin.error(
+        raise error_of(
             f"{path} has {array.shape[1]} numbers a frame where {size} are wanted; "
             "compute it with the settings of the others"
         )
     if not len(array):
-        raise origin.error(f"{path} has no frames; leave the line out")
+        raise error_of(f"{path} has no frames; leave the line out")
     with np.errstate(over="ignore"):
-        frames = array.astype(np.float32)
+        frames = np.array(array, np.float32)
     if not np.isfinite(frames).all():
-        raise origin.error(f"{path} has a number that is not finite in float32; compute it again")
+        raise error_of(f"{path} has a number that is not finite in float32; compute it again")
     return torch.from_numpy(frames)
 
 
@@ -130,15 +133,16 @@ class FrameReader:
     def read(self, audio: Audio, origin: Origin) -> tuple[Tensor, Recording]:
         """Read a sound without the cache; return its frames and what is known of it."""
         settings = self.features.settings
+        error_of = partial(origin.file_error, audio.path)
         wave = read_wave(audio, settings.sample_rate, origin, convert=self.convert)
         if len(wave) < settings.window_samples:
-            raise origin.error(
+            raise error_of(
                 f"{audio.path} has {1000 * len(wave) / settings.sample_rate:.0f} ms of sound where "
                 f"a window takes {1000 * settings.window:.0f}; leave it out"
             )
         frames, recording = self.frames_of(wave)
         if not frames.isfinite().all():
-            raise origin.error(f"{audio.path} has samples that are not finite; convert it again")
+            raise error_of(f"{audio.path} has samples that are not finite; convert it again")
         return frames, replace(recording, sample_rate=soundfile.info(audio.path).samplerate)
 
     @torch.no_grad()
@@ -152,9 +156,10 @@ class FrameReader:
         """Hash the audio's bytes, its offset and duration, and the settings."""
         try:
             content = audio.path.read_bytes()
-        except OSError as error:
-            raise origin.error(
-                f"{audio.path} cannot be read ({error.strerror}); check the file"
+        except (OSError, ValueError) as error:  # a ValueError for a path with a null byte
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise origin.file_error(
+                audio.path, f"{audio.path} cannot be read ({reason}); check the file"
             ) from None
         # Include the duration, so that a cached file does not hide a wrong one.
         part = (audio.start, audio.duration) + (("converted",) if self.convert else ())

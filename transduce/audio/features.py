@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transduce.data.pairs import DataError
 from transduce.settings import check_at_most
 
+MOST_FILTER_WEIGHTS = 100_000_000  # of the mel filter bank: a bound on its memory
+
 
 @dataclass(frozen=True)
 class FeatureSettings:
@@ -56,6 +58,11 @@ class FeatureSettings:
         check_at_most(self, 1_000_000, "sample_rate")
         check_at_most(self, 10, "window", "shift", "num_deltas")
         check_at_most(self, 1000, "num_channels", "delta_reach")
+        if self.window_samples * self.num_channels > MOST_FILTER_WEIGHTS:
+            raise ValueError(
+                f"window times num_channels must be at most {MOST_FILTER_WEIGHTS} samples, not "
+                f"{self.window_samples} times {self.num_channels}"
+            )
         if self.num_deltas < 0:
             raise ValueError(f"num_deltas must be at least 0, not {self.num_deltas}")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import soundfile
 import torch
 from torch import Tensor
@@ -16,6 +18,8 @@ from transduce.audio.resampling import RateError, resample
 from transduce.data.pairs import Audio, Origin
 
 NO_SUCH_FILE = 7  # libsndfile's SFE_BAD_FILE
+BLOCK = 1 << 22  # samples read at once
+MOST_HEADER = 1 << 20  # bytes of a NIST SPHERE file's header
 
 
 class UnreadableSound(ValueError):
@@ -42,8 +46,7 @@ def decode(
             rate = sound.samplerate
             if start:
                 sound.seek(min(round(start * rate), sound.frames))
-            num_samples = -1 if duration is None else round(duration * rate)
-            samples = sound.read(num_samples, dtype="float32", always_2d=True).mean(1)
+            samples = _read(sound, None if duration is None else round(duration * rate))
     # soundfile raises a TypeError for a .raw file, which has no header.
     except (soundfile.SoundFileError, OSError, TypeError) as error:
         # libsndfile says "no such file" of an MP3 file that exists but is damaged.
@@ -51,6 +54,21 @@ def decode(
         reason = "" if missing else str(getattr(error, "error_string", error)).rstrip(".")
         raise UnreadableSound(reason) from None
     return resample(torch.from_numpy(samples), rate, sample_rate)
+
+
+def _read(sound: soundfile.SoundFile, num_samples: int | None) -> np.ndarray:
+    """Read so many samples, or all; average the channels.
+
+    Read block by block: a header may claim any number of samples, and they would take memory.
+    """
+    blocks, size = list[np.ndarray](), max(1, BLOCK // sound.channels)
+    while num_samples is None or num_samples > 0:
+        wanted = size if num_samples is None else min(size, num_samples)
+        blocks.append(sound.read(wanted, dtype="float32", always_2d=True).mean(1))
+        if len(blocks[-1]) < wanted:
+            break
+        num_samples = None if num_samples is None else num_samples - wanted
+    return np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
 
 
 def read_wave(
@@ -61,27 +79,29 @@ def read_wave(
     Refuse a file with another sample rate or several channels, because a training set should have
     one format; with `convert`, resample it and average its channels instead.
 
-    Raise a DataError that begins with `origin`, the line of the manifest that names the file.
+    Raise a DataError that begins with `origin`, the line of the manifest that names the file; by
+    default it begins with the file.
     """
-    origin, path = origin or Origin(audio.path), audio.path
+    path = audio.path
+    error_of = partial((origin or Origin(path)).file_error, path)
     if not path.is_file():
-        raise origin.error(f"there is no file {path}; check the path")
+        raise error_of(f"there is no file {path}; check the path")
 
     def check(sound: soundfile.SoundFile) -> None:
         rate = sound.samplerate
         if rate != sample_rate and not convert:
-            raise origin.error(
+            raise error_of(
                 f"{path} has {rate} samples a second where {sample_rate} are wanted; train with "
                 f"--data.features.sample_rate {rate}, or convert it with "
                 f"`sox {path.name} -r {sample_rate} new.wav`"
             )
         if sound.channels != 1 and not convert:
-            raise origin.error(
+            raise error_of(
                 f"{path} has {sound.channels} channels; mix them into one with "
                 f"`sox {path.name} -c 1 new.wav`"
             )
         if audio.start is not None and round(audio.start * rate) >= sound.frames > 0:
-            raise origin.error(
+            raise error_of(
                 f"{path} has {sound.frames / rate:.2f} seconds, so that the offset "
                 f"{audio.start:.2f} is past its end; correct the offset"
             )
@@ -91,17 +111,17 @@ def read_wave(
     try:
         header = sphere_header(path) or {}
         if "shorten" in header.get("sample_coding", ""):
-            raise origin.error(
+            raise error_of(
                 f"{path} is compressed by shorten; decompress it with `sph2pipe -f wav` or `sox`"
             )
         wave = decode(path, sample_rate, check, start=start, duration=duration)
     except RateError as error:
-        raise origin.error(
+        raise error_of(
             f"{path}: {error}; convert it with `sox {path.name} -r {sample_rate} new.wav`"
         ) from None
     except (UnreadableSound, OSError) as error:
         reason = f" ({error})" if str(error) else ""
-        raise origin.error(
+        raise error_of(
             f"{path} is not audio that can be read{reason}; record or convert it again"
         ) from None
     promised = audio.duration
@@ -111,7 +131,7 @@ def read_wave(
     seconds = len(wave) / sample_rate
     # A file that was cut off lacks the end of its transcript.
     if promised is not None and seconds < 0.95 * promised - 0.1:
-        raise origin.error(
+        raise error_of(
             f"{path} ends after {seconds:.2f} of its {promised:.2f} seconds; copy it again"
         )
     return wave
@@ -123,7 +143,10 @@ def sphere_header(path: Path) -> dict[str, str] | None:
         magic, size = file.readline(8), file.readline(16)
         if magic.strip() != b"NIST_1A" or not size.strip().isdigit():
             return None
-        header = file.read(int(size) - len(magic) - len(size))
+        rest = int(size) - len(magic) - len(size)
+        if not 0 <= rest <= MOST_HEADER:
+            raise UnreadableSound(f"its header claims {int(size)} bytes")
+        header = file.read(rest)
     fields = {}
     for line in header.decode("latin-1").split("end_head")[0].splitlines():
         if found := re.match(r"(\S+) -(?:i|r|s\d+) (.*)", line):

@@ -1,5 +1,6 @@
 """The command line: each command is a function."""
 
+import sys
 from collections.abc import Callable
 
 import cyclopts
@@ -8,8 +9,10 @@ import transduce
 from transduce.cli.evaluate import evaluate
 from transduce.cli.explore import explore
 from transduce.cli.plot import plot
+from transduce.cli.terminal import user_errors
 from transduce.cli.train import demo, recipes, table, train
 from transduce.cli.transcribe import phonemize, recognize, transcribe
+from transduce.cli.warm_up import warm_up
 
 __all__ = [
     "app",
@@ -24,6 +27,7 @@ __all__ = [
     "table",
     "train",
     "transcribe",
+    "warm_up",
 ]
 
 app = cyclopts.App(
@@ -35,7 +39,7 @@ app = cyclopts.App(
 COMMANDS: list[Callable[..., None]] = [
     *(demo, phonemize, recognize),
     *(recipes, train, evaluate, transcribe, table),
-    *(plot, explore),
+    *(plot, explore, warm_up),
 ]
 for place, command in enumerate(COMMANDS):
     app.command(command, sort_key=place)
@@ -43,4 +47,8 @@ for place, command in enumerate(COMMANDS):
 
 def main() -> None:
     """Run the command that the arguments of the process name."""
-    app()
+    with user_errors():
+        try:
+            app()
+        finally:
+            sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress as Bar
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of output that is not a file
 
 
 @contextmanager
@@ -28,17 +31,29 @@ def user_errors() -> Iterator[None]:
     except ValueError as error:
         raise SystemExit(f"transduce: {error}") from None
     except BrokenPipeError:  # the reader of our output is gone, as in `transduce ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
     except OSError as error:
+        if error.filename is None and error.errno in FULL:
+            _discard_output()
+            raise SystemExit(
+                f"transduce: standard output cannot be written ({error.strerror}); free some space"
+            ) from None
         if error.filename is None:  # not a fault of a file that the user could fix
             raise
+        exists = isinstance(error, FileExistsError)
+        reason = "it is a file, not a folder" if exists else error.strerror
         raise SystemExit(
-            f"transduce: {error.filename} cannot be read or written ({error.strerror}); "
+            f"transduce: {error.filename} cannot be read or written ({reason}); "
             "check the path, its permissions and the free space on its disk"
         ) from None
     except KeyboardInterrupt:
         print("transduce: stopped", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
+
+
+def _discard_output() -> None:
+    """Write what is left of the output nowhere, so that Python does not fail at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_warning(message: Warning | str, *where: Any, **others: Any) -> None:

@@ -36,6 +36,11 @@ class Origin:
         """Return, without raising it, the error of `problem` at this place."""
         return DataError(f"{self}: {problem}")
 
+    def file_error(self, file: Path, problem: str) -> DataError:
+        """Return the error of a file named here, whose `problem` names it, without raising it."""
+        is_here = self.line is None and self.file == file
+        return DataError(problem) if is_here else self.error(problem)
+
 
 @dataclass(frozen=True)
 class Audio:

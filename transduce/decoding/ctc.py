@@ -18,6 +18,7 @@ from torch import Tensor
 from transduce.alphabet import NULL as BLANK
 from transduce.decoding.fusion import FusedScores
 from transduce.decoding.options import SearchOptions
+from transduce.kernels.backends import check_tensors
 
 
 class Labelling(NamedTuple):
@@ -89,6 +90,7 @@ def ctc_beam_search(
 
 def _utterances(transcription: Tensor, num_frames: Tensor) -> list[np.ndarray]:
     """Return ln Pr(k|t) [T, K+1] of each utterance; raise ValueError where f has no numbers."""
+    check_tensors(transcription=transcription, num_frames=num_frames)
     if transcription.ndim != 3 or transcription.shape[2] < 2:
         raise ValueError(f"transcription must be [B, T, K+1], not {list(transcription.shape)}")
     if not transcription.is_floating_point():

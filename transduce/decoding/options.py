@@ -13,6 +13,12 @@ from transduce.decoding.fusion import FusedScores, Fusion
 MAX_BEAM_WIDTH = 100_000
 
 
+def check_whole(name: str, number: object) -> None:
+    """Raise ValueError unless an option is a whole number."""
+    if isinstance(number, bool) or not isinstance(number, Integral):
+        raise ValueError(f"{name} must be a whole number, not {number!r}")
+
+
 @dataclass(frozen=True)
 class SearchOptions:
     """The options of a search: its width, its language model, and what it returns."""
@@ -28,9 +34,7 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         for name in ("beam_width", "n_best", "max_labels_per_frame"):
-            number = getattr(self, name)
-            if not isinstance(number, Integral):
-                raise ValueError(f"{name} must be a whole number, not {number!r}")
+            check_whole(name, getattr(self, name))
         if self.beam_width < 1:
             raise ValueError(f"beam_width must be at least 1, not {self.beam_width}")
         if self.beam_width > MAX_BEAM_WIDTH:

@@ -25,7 +25,7 @@ from transduce.decoding.hypothesis import Greedy, Hypothesis, Labels, Timing, n_
 from transduce.decoding.options import SearchKeywords, SearchOptions
 from transduce.decoding.problem import EagerPrediction, Problem, SearchBackend
 from transduce.decoding.protocols import Joint, Predictor, TransducerModel, log_probs
-from transduce.kernels.backends import INTEGERS, Backend, load, resolve
+from transduce.kernels.backends import INTEGERS, Backend, check_tensors, load, resolve
 from transduce.lattice.operators import lattice_backend, wide
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
 from transduce.sequences import reverse_padded
@@ -59,6 +59,7 @@ def search(
     batches of hypotheses through PyTorch.
     """
     asked = SearchOptions(**options)
+    check_tensors(transcription=transcription)
     if transcription.ndim < 3:
         raise ValueError(f"transcription must be [B, T, ...], not {list(transcription.shape)}")
     lengths = check_lengths("num_vectors", num_vectors, *transcription.shape[:2])
@@ -395,6 +396,7 @@ def _backend(problem: Problem, backend: Backend) -> SearchBackend:
 
 def check_frames(frames: Tensor, num_frames: Tensor) -> list[int]:
     """Return the numbers of frames; raise ValueError unless they go with the frames."""
+    check_tensors(frames=frames)
     if frames.ndim not in (2, 3):
         raise ValueError(f"frames must be [B, T, D], or ids [B, T], not {list(frames.shape)}")
     return check_lengths("num_frames", num_frames, *frames.shape[:2])
@@ -402,6 +404,7 @@ def check_frames(frames: Tensor, num_frames: Tensor) -> list[int]:
 
 def check_lengths(name: str, lengths: Tensor, B: int, T: int) -> list[int]:
     """Return the lengths [B] as numbers; raise ValueError unless each is from 0 to T."""
+    check_tensors(**{name: lengths})
     if lengths.shape != (B,) or lengths.dtype not in INTEGERS:
         raise ValueError(
             f"{name} must be integers [B] = [{B}], not {lengths.dtype} {list(lengths.shape)}"

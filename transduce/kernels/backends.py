@@ -40,6 +40,14 @@ def resolve(
     return backend
 
 
+def check_tensors(**named: object) -> None:
+    """Raise TypeError for the first argument that is not a tensor."""
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise TypeError(f"{name} must be a tensor, not {kind}; call torch.as_tensor on it")
+
+
 def is_traced(tensor: Tensor) -> bool:
     """Return whether a call is compiled, or has fake tensors, so that it must be an operator."""
     return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)

@@ -6,9 +6,11 @@ values run inside the operators, and only on the CPU: on a GPU they would wait f
 
 from __future__ import annotations
 
+from numbers import Integral
+
 from torch import Tensor
 
-from transduce.kernels.backends import INTEGERS
+from transduce.kernels.backends import INTEGERS, check_tensors
 
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -24,6 +26,8 @@ def check_additive_shapes(
     num_labels: Tensor,
 ) -> None:
     """Raise ValueError unless the arguments of `transducer_loss` fit together."""
+    check_tensors(transcription=transcription, prediction=prediction, labels=labels)
+    check_tensors(num_frames=num_frames, num_labels=num_labels)
     if transcription.ndim != 3:
         raise ValueError(f"transcription must be [B, T, K+1], not {list(transcription.shape)}")
     B, T, K1 = transcription.shape
@@ -52,6 +56,8 @@ def check_joint_shapes(
     logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, blank: int
 ) -> None:
     """Raise ValueError unless the arguments of `rnnt_loss` fit together."""
+    check_tensors(logits=logits, targets=targets)
+    check_tensors(logit_lengths=logit_lengths, target_lengths=target_lengths)
     if logits.ndim != 4:
         raise ValueError(f"logits must be [B, T, U+1, K+1], not {list(logits.shape)}")
     B, T, columns, K1 = logits.shape
@@ -62,6 +68,8 @@ def check_joint_shapes(
     ):  # fmt: skip
         _check_integers(name, integers, "logits", logits)
     _check_length_shapes(B, ("logit_lengths", logit_lengths), ("target_lengths", target_lengths))
+    if isinstance(blank, bool) or not isinstance(blank, Integral):
+        raise TypeError(f"blank must be a whole number, not {blank!r}")
     if not -K1 <= blank < K1:
         raise ValueError(f"blank must be one of the {K1} outputs, not {blank}")
 
@@ -70,6 +78,8 @@ def check_arrow_shapes(
     log_null: Tensor, log_label: Tensor, num_frames: Tensor, num_labels: Tensor
 ) -> None:
     """Raise ValueError unless the arguments of `lattice_loss` fit together."""
+    check_tensors(log_null=log_null, log_label=log_label)
+    check_tensors(num_frames=num_frames, num_labels=num_labels)
     if log_null.ndim != 3:
         raise ValueError(f"log_null must be [B, T, U+1], not {list(log_null.shape)}")
     B, T, columns = log_null.shape
@@ -91,6 +101,7 @@ def check_arrow_shapes(
 
 def check_lattice_shapes(log_null: Tensor, log_label: Tensor) -> None:
     """Raise ValueError unless the arrows of one utterance, [T, U+1] and [T, U], fit together."""
+    check_tensors(log_null=log_null, log_label=log_label)
     if log_null.ndim != 2 or log_null.shape[0] == 0:
         raise ValueError(f"log_null must be [T, U+1] with T >= 1, not {list(log_null.shape)}")
     T, columns = log_null.shape

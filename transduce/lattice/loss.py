@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.alphabet import NULL
-from transduce.kernels.backends import Backend, load, resolve
+from transduce.kernels.backends import Backend, check_tensors, load, resolve
 from transduce.lattice.checks import (
     check_additive_shapes,
     check_arrow_shapes,
@@ -210,6 +210,7 @@ def lattice_transitions(
 
     The parts are not differentiable; variants.py has transitions that are.
     """
+    check_tensors(transcription=transcription, prediction=prediction, labels=labels)
     length = labels.new_zeros(1)  # any: there is no padding
     check_additive_shapes(transcription[None], prediction[None], labels[None], length, length)
     check_numbers("transcription", None, transcription)
@@ -225,14 +226,14 @@ def forward_variables(log_null: Tensor, log_label: Tensor, *, backend: Backend =
 
     log_null is [T, U+1] and log_label [T, U], as `lattice_transitions` returns them.
     """
-    module = lattice_backend(resolve(backend, log_null.device))
-    return module.forward_variables(*_checked_arrows(log_null, log_label))
+    arrows = _checked_arrows(log_null, log_label)
+    return lattice_backend(resolve(backend, log_null.device)).forward_variables(*arrows)
 
 
 def backward_variables(log_null: Tensor, log_label: Tensor, *, backend: Backend = "auto") -> Tensor:
     """Return the backward variable β(t,u) of one utterance, in log space (Eq. 18), [T, U+1]."""
-    module = lattice_backend(resolve(backend, log_null.device))
-    return module.backward_variables(*_checked_arrows(log_null, log_label))
+    arrows = _checked_arrows(log_null, log_label)
+    return lattice_backend(resolve(backend, log_null.device)).backward_variables(*arrows)
 
 
 def log_likelihood(log_null: Tensor, log_label: Tensor, *, backend: Backend = "auto") -> Tensor:
@@ -244,8 +245,8 @@ def log_likelihood(log_null: Tensor, log_label: Tensor, *, backend: Backend = "a
 def log_occupancy(log_null: Tensor, log_label: Tensor, *, backend: Backend = "auto") -> Tensor:
     """Return ln α(t,u) β(t,u) / Pr(y|x), [T, U+1]: the posterior that the alignment passes each
     node. On every diagonal t+u=n it sums to one (Eq. 19)."""
-    module = lattice_backend(resolve(backend, log_null.device))
-    return module.log_occupancy(*_checked_arrows(log_null, log_label))
+    arrows = _checked_arrows(log_null, log_label)
+    return lattice_backend(resolve(backend, log_null.device)).log_occupancy(*arrows)
 
 
 def best_alignment(
@@ -258,7 +259,7 @@ def best_alignment(
     """
     if backend == "cuda":
         raise ValueError("best_alignment has no backend 'cuda'; leave it to 'auto'")
-    arrows = _checked_arrows(log_null.cpu(), log_label.cpu())
+    arrows = [arrow.cpu() for arrow in _checked_arrows(log_null, log_label)]
     module = load("lattice", resolve(backend, arrows[0].device))
     return module.best_alignment(*arrows)  # type: ignore[no-any-return]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import transduce.lstm.eager as eager
 import transduce.lstm.operators as operators
 import transduce.lstm.reference as reference
-from transduce.kernels.backends import INTEGERS, Backend, resolve
+from transduce.kernels.backends import INTEGERS, Backend, check_tensors, resolve
 
 Layer = Callable[
     [Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
@@ -77,6 +77,7 @@ class PeepholeLSTM(nn.Module):
         backend: Backend = "auto",
     ) -> tuple[Tensor, State]:
         """Return the last layer's outputs [B, N, hidden_size * directions] and the last state."""
+        check_tensors(x=x, **({} if lengths is None else {"lengths": lengths}))
         if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
             x = x.to(self._first.biases.dtype)  # autocast may have rounded the layer before
         self._check(x, lengths, state)
@@ -163,7 +164,8 @@ class _Layer(nn.Module):
             nn.init.uniform_(weights, -INITIAL_RANGE, INITIAL_RANGE)
         self.embedding: nn.Parameter | None = None  # [input_size, embedding_size]
         if embedding_size:
-            self.embedding = nn.Parameter(0.5 * torch.randn(input_size, embedding_size))
+            self.embedding = nn.Parameter(torch.empty(input_size, embedding_size))
+            nn.init.normal_(self.embedding, std=0.5)
 
     def weights(self, *, of_embedded: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the input weights, the hidden weights, the peepholes and the biases.

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from transduce.alphabet import Alphabet
 from transduce.architectures import (
@@ -28,14 +29,18 @@ from transduce.decoding.ensemble import Ensemble
 from transduce.model.signature import Signature
 from transduce.model.tensors import (
     CheckpointError,
+    Shape,
     dequantise,
     quantise,
+    read_header,
     read_tensors,
+    stored_shapes,
     write_tensors,
 )
 from transduce.settings import replace_settings
 
 MODEL_FILE, CONFIG_FILE = "model.safetensors", "config.toml"  # in the folder of a run
+MOST_UNITS = 1_000_000  # of a layer; a header with more is damaged
 Network = Transducer | CTC | NextLabelPredictor | Ensemble
 
 
@@ -99,14 +104,27 @@ def load_model(path: Path) -> TrainedModel:
     """Load the model of a run's folder or of a file onto the CPU, in eval mode."""
     if path.is_dir():
         path = path / MODEL_FILE
-    tensors, header = read_tensors(path, "a model")
+    shapes, header = read_header(path, "a model")
     try:
         config = replace_settings(NetworkConfig(), header["network"])
+        _check_sizes(config, shapes)
+        # The weights of an outline have shapes but no memory. To draw numbers for them would import
+        # a second's worth of PyTorch.
+        with torch.device("meta"), _SkipInitialisation():
+            outline = build_network(config, _input_size(header, shapes), len(header["targets"]))
+        _check_shapes(outline, shapes)
+        tensors, _ = read_tensors(path, "a model")
         signature = _signature(header, tensors)
         network = build_network(config, signature.input_size, len(signature.targets))
         status = replace_settings(TrainingStatus(), header["standing"])
         load_network_tensors(network, tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except CheckpointError:
+        raise
+    except KeyError as error:
+        raise CheckpointError(
+            f"{path} is damaged (there is no {error.args[0]}); train the model again"
+        ) from None
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0].rstrip(":")
         raise CheckpointError(f"{path} is damaged ({reason}); train the model again") from None
     network.eval()
@@ -133,6 +151,70 @@ def load_ensemble(paths: Sequence[Path]) -> TrainedModel:
     # Each member has its own direction.
     config = replace(first.config, backwards=False)
     return TrainedModel(Ensemble(members), config, first.signature)
+
+
+class _SkipInitialisation(TorchFunctionMode):
+    """A mode in which the functions of torch.nn.init do nothing."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return args[0] if args else named["tensor"]
+        return function(*args, **named)
+
+
+def _check_sizes(config: NetworkConfig, shapes: Mapping[str, Shape]) -> None:
+    """Raise ValueError for sizes of a header that are out of all proportion to its tensors."""
+    layers = config.num_layers if config.network != "prediction" else 0
+    layers += config.prediction_layers if config.network != "ctc" else 0
+    if layers > len(shapes):
+        raise ValueError(
+            f"its header names {layers} layers, but there are only {len(shapes)} tensors"
+        )
+    for name in ("hidden_size", "prediction_size", "embedding_size"):
+        if (size := getattr(config, name)) > MOST_UNITS:
+            raise ValueError(f"its header has {name} = {size}, more than {MOST_UNITS}")
+
+
+def _input_size(header: Mapping[str, Any], shapes: Mapping[str, Shape]) -> int:
+    """Return the input size of a file's network; raise ValueError if its statistics do not fit."""
+    if header["sources"] is not None:
+        return len(header["sources"])
+    mean, deviation = (shapes.get(f"statistics.{name}", (0,)) for name in ("mean", "deviation"))
+    if len(mean) != 1 or mean != deviation:
+        raise ValueError(
+            f"statistics.mean has the shape {list(mean)} and statistics.deviation "
+            f"{list(deviation)}, which must be the same, [D]"
+        )
+    if mean[0] and header["features"] is not None:
+        features = replace_settings(FeatureSettings(), header["features"])
+        if features.size != mean[0]:
+            raise ValueError(
+                f"its header has features of {features.size} numbers, but statistics.mean has "
+                f"{mean[0]}"
+            )
+    return mean[0]
+
+
+def _check_shapes(network: nn.Module, shapes: Mapping[str, Shape]) -> None:
+    """Raise ValueError unless a file's tensors are the network's, in names and shapes."""
+    expected = {
+        key: size
+        for name, weights in network_tensors(network).items()
+        for key, size in stored_shapes(name, tuple(weights.shape), shapes).items()
+    }
+    for name, shape in expected.items():
+        if name not in shapes:
+            raise KeyError(f"tensor {name}")
+        if shapes[name] != shape:
+            raise ValueError(
+                f"{name} has the shape {list(shapes[name])} where its header means {list(shape)}"
+            )
+    for name, shape in shapes.items():
+        if name not in expected and not name.startswith("statistics."):
+            raise ValueError(f"{name} {list(shape)} is no tensor of its network")
 
 
 def _signature(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Signature:

@@ -17,7 +17,7 @@ from transduce.audio.windows import Window
 from transduce.data.batches import Batch, Batches, Example
 from transduce.data.pairs import DataError, Frames
 from transduce.decoding.ensemble import Ensemble
-from transduce.decoding.options import SearchOptions
+from transduce.decoding.options import SearchOptions, check_whole
 from transduce.kernels.backends import Backend
 from transduce.kernels.openmp import one_thread
 from transduce.model.checkpoint import MODEL_FILE, TrainedModel, load_ensemble, save_model
@@ -79,8 +79,9 @@ class Model(TrainedModel):
 
     A model of text takes a word or line. It tries a letter that it does not know in the other case
     and without its accent, leaves out punctuation at both ends, and raises a DataError if it does
-    not know a letter even so. A model of sound takes the path of a sound file, samples [N] in
-    [-1, 1] at its own rate, or frames [T, D].
+    not know a letter even so. A model of sound takes the path of a sound file, samples [N] at its
+    own rate, or frames [T, D]. Samples are floating-point numbers in [-1, 1]; those of types int16,
+    int32 and uint8 are scaled to it.
 
     The result is a transcript: `str(model("word"))` is the output, `symbols` are those of the best
     hypothesis, and `hypotheses` have probabilities and, on request, timings. Many threads may call
@@ -123,6 +124,10 @@ class Model(TrainedModel):
         Width 1 is the greedy search, unless the options ask for several hypotheses or timings.
         Further options are the fields of `SearchOptions`.
         """
+        for name, number in (("beam_width", beam_width), ("n_best", n_best)):
+            check_whole(name, number)
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, not {number}")
         asked = SearchOptions(
             max(beam_width, n_best), n_best=n_best, with_timings=with_timings, **options
         )

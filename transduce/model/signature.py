@@ -39,12 +39,31 @@ Source = str | Path | Symbols | Audio | Frames | Tensor | np.ndarray | Pair | Ex
 # A source symbol that the model does not know raises a DataError, or becomes null.
 Unknown = Literal["refuse", "null"]
 DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015"  # hyphens and dashes, which divide words
+# The zero and the largest number of whole samples, as in WAV files.
+SCALES = {torch.uint8: (128, 2**7), torch.int16: (0, 2**15), torch.int32: (0, 2**31)}
+MOST_SYMBOLS = 10_000  # of a text to transcribe: a bound on its memory
 
 
 @cache
 def _frame_reader(settings: FeatureSettings | None) -> FrameReader:
     """Return the reader of sound for some settings; its filter tables are computed once."""
     return FrameReader(settings, convert=True)
+
+
+def _float_numbers(array: np.ndarray | Tensor) -> Tensor:
+    """Return samples or frames in float32 on the CPU; scale whole samples to [-1, 1]."""
+    if isinstance(array, np.ndarray) and array.dtype.kind not in "fiu":
+        raise DataError(f"an array of {array.dtype} is neither samples nor frames; give numbers")
+    numbers = torch.as_tensor(array).detach().cpu()
+    if numbers.ndim == 1 and not numbers.is_floating_point():
+        if numbers.dtype not in SCALES:
+            raise DataError(
+                f"samples of {numbers.dtype} have no known scale; give floating-point samples in "
+                "[-1, 1], or int16, int32 or uint8"
+            )
+        middle, scale = SCALES[numbers.dtype]
+        return ((numbers.double() - middle) / scale).float()
+    return numbers.float()
 
 
 class EmptyInput(DataError):
@@ -96,10 +115,13 @@ class Signature:
         """
         if isinstance(source, Example):
             return source
+        text = source.source if isinstance(source, Pair) else source
+        if not with_labels and isinstance(text, str | tuple) and len(text) > MOST_SYMBOLS:
+            problem = f"a text of {len(text)} symbols is too long; give at most {MOST_SYMBOLS}"
+            raise source.origin.error(problem) if isinstance(source, Pair) else DataError(problem)
         recording = None
         if isinstance(source, np.ndarray | Tensor):
-            numbers = torch.as_tensor(source).to("cpu", torch.float32)
-            frames, recording = self._frames_of(numbers)
+            frames, recording = self._frames_of(_float_numbers(source))
             source = ()
         pair = source if isinstance(source, Pair) else self._pair(source, name)
         ids = encode(pair, pair.target, self.targets) if with_labels else []
@@ -127,8 +149,10 @@ class Signature:
         Any other source, and sound of at most LONGEST seconds, is a window by itself.
         """
         rate = None if self.features is None else self.features.sample_rate
-        if rate is not None and isinstance(source, np.ndarray | Tensor) and source.ndim == 1:
-            yield from sample_windows(torch.as_tensor(source).cpu(), rate, step)
+        if isinstance(source, np.ndarray) and source.dtype.kind in "fiu":
+            source = torch.from_numpy(source)
+        if rate is not None and isinstance(source, Tensor) and source.ndim == 1:
+            yield from sample_windows(source.detach().cpu(), rate, step)
             return
         if rate is not None and isinstance(source, str | Path | Audio):
             source = self._pair(source, None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,23 @@ def write_tensors(
     write_by_rename(path, save(plain, described))
 
 
-def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a file of `write_tensors`; raise CheckpointError if it is another file or kind."""
+Shape = tuple[int, ...]
+
+
+def read_header(path: Path, kind: str) -> tuple[dict[str, Shape], dict[str, Any]]:
+    """Read the shapes of a file's tensors and its header, without the tensors.
+
+    Raise CheckpointError if it is another file or kind.
+    """
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}; give the folder of a run")
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); copy or train it again") from None
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     try:
         header = json.loads(metadata["transduce"])
         found = (header["kind"], header["version"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise CheckpointError(f"{path} was not written by transduce; give another file") from None
     if found[0] != kind:
         raise CheckpointError(f"{path} is {found[0]}, not {kind}; give another file")
@@ -53,7 +57,30 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
             f"{path} has version {found[1]} where {VERSION} is wanted; load it with the code that "
             "wrote it"
         )
-    return tensors, header
+    return shapes, header
+
+
+def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a file of `write_tensors`; raise CheckpointError if it is another file or kind."""
+    _, header = read_header(path, kind)
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    # PyTorch raises a RuntimeError for a file that is too large to map into memory.
+    except (SafetensorError, OSError, MemoryError, RuntimeError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); copy or train it again") from None
+
+
+def stored_shapes(name: str, shape: Shape, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return the tensors that a file stores for one: itself and, if it has scales, these."""
+    scaled = SCALES + name in shapes
+    return {name: shape, SCALES + name: (*shape[:-1], 1)} if scaled else {name: shape}
 
 
 def quantise(name: str, weights: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -72,4 +99,6 @@ def quantise(name: str, weights: Tensor, dtype: torch.dtype) -> dict[str, Tensor
 def dequantise(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     """Return a tensor times the scales of its rows, if it is in int8."""
     weights = tensors[name]
+    if weights.dtype == torch.int8 and SCALES + name not in tensors:
+        raise KeyError(f"tensor {SCALES + name}")
     return weights * tensors[SCALES + name] if weights.dtype == torch.int8 else weights

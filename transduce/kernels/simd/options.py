@@ -1,14 +1,29 @@
 """Compiler options of the CPU kernels."""
 
+from collections.abc import Callable
 from typing import Any
 
 from numba import extending, njit
 
+from transduce.kernels.simd.cache import KernelCache
+
 # `contract` allows fused multiply-add. No sum is reordered, so that results are the same from run
 # to run, and the result of a row does not depend on the other rows.
 CONTRACT = {"contract"}
-compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath=CONTRACT)
 
+
+def compiled_with(fastmath: set[str]) -> Callable[[Any], Any]:
+    """Return a decorator that compiles a function when it is first called, and keeps it on disk."""
+
+    def decorator(function: Any) -> Any:
+        kernel: Any = njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
+        kernel._cache = KernelCache(function)
+        return kernel
+
+    return decorator
+
+
+compiled = compiled_with(CONTRACT)
 intrinsic: Any = extending.intrinsic
 overload: Any = extending.overload
 

@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from transduce.kernels.sentinels import NEVER
 from transduce.kernels.simd.functions import cast_like, exp, log
-from transduce.kernels.simd.options import compiled
+from transduce.kernels.simd.options import compiled, compiled_with
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 from transduce.lattice.cpu.diagonals import flow, skewed_variables, unskew
 from transduce.lattice.cpu.rows import count_bad, largest
@@ -52,7 +51,7 @@ class _Upstream(NamedTuple):
     upstream: np.ndarray  # [b]
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+@compiled_with({"reassoc", "contract"})
 def _sum(row):
     total = row.dtype.type(0)
     for k in range(row.size):

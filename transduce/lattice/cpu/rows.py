@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from transduce.kernels.simd.options import compiled
+from transduce.kernels.simd.options import compiled, compiled_with
 
 
-@njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
+@compiled_with({"nnan", "nsz"})
 def largest(row):
     """Return the largest number of a row that has no NaN."""
     top = row[0]
