@@ -245,15 +245,12 @@ def rewritten(path, tensors=None, **changes):
             r"network.prediction_network.lstm.layers.0.input_weights has the shape \[1, 16, 2\] "
             r"where its header means \[1, 120000, 2\]",
         ),
-        (
-            {"num_layers": 10**6},
-            "its header names 1000001 layers, but there are only 1[0-9] tensors",
-        ),
+        ({"num_layers": 10**6}, "num_layers must be at most 1,000, not 1000000"),
         ({"num_layers": 2}, "there is no tensor network.transcription_network.lstm.layers.1"),
-        ({"prediction_layers": 10**30}, "layers, but there are only"),
-        ({"hidden_size": 10**30}, "its header has hidden_size = 1000000000000000000000000000000"),
-        ({"hidden_size": 2**40}, "its header has hidden_size = 1099511627776"),
-        ({"pooling": 10**12}, "pooling must be at most 1000, not 1000000000000"),
+        ({"prediction_layers": 900}, "there is no tensor network.prediction_network.lstm.layers"),
+        ({"hidden_size": 10**30}, r"hidden_size must be below 2\^63"),
+        ({"hidden_size": 2**40}, "hidden_size must be at most 1,000,000, not 1099511627776"),
+        ({"pooling": 10**12}, "pooling must be at most 1,000, not 1000000000000"),
         ({"targets": ["a", "b", "c"]}, "has the shape .* where its header means"),
         ({"targets": [1, 2]}, "symbols must be text"),
         ({"targets": 3}, "is damaged"),
@@ -337,8 +334,8 @@ def test_statistics_that_do_not_fit_the_features_are_refused(tmp_path):
         rewritten(path, tensors | changed)
         with pytest.raises(CheckpointError, match=said):
             load_model(tmp_path)
-    rewritten(path, tensors, features={"window": 1e300})
-    with pytest.raises(CheckpointError, match="window times num_channels must be at most"):
+    rewritten(path, tensors, features={"window": 1e9})
+    with pytest.raises(CheckpointError, match="window must be at most 10"):
         load_model(tmp_path)
 
 

@@ -40,7 +40,6 @@ from transduce.model.tensors import (
 from transduce.settings import replace_settings
 
 MODEL_FILE, CONFIG_FILE = "model.safetensors", "config.toml"  # in the folder of a run
-MOST_UNITS = 1_000_000  # of a layer; a header with more is damaged
 Network = Transducer | CTC | NextLabelPredictor | Ensemble
 
 
@@ -107,7 +106,6 @@ def load_model(path: Path) -> TrainedModel:
     shapes, header = read_header(path, "a model")
     try:
         config = replace_settings(NetworkConfig(), header["network"])
-        _check_sizes(config, shapes)
         # The weights of an outline have shapes but no memory. To draw numbers for them would import
         # a second's worth of PyTorch.
         with torch.device("meta"), _SkipInitialisation():
@@ -163,19 +161,6 @@ class _SkipInitialisation(TorchFunctionMode):
         if getattr(function, "__module__", None) == "torch.nn.init":
             return args[0] if args else named["tensor"]
         return function(*args, **named)
-
-
-def _check_sizes(config: NetworkConfig, shapes: Mapping[str, Shape]) -> None:
-    """Raise ValueError for sizes of a header that are out of all proportion to its tensors."""
-    layers = config.num_layers if config.network != "prediction" else 0
-    layers += config.prediction_layers if config.network != "ctc" else 0
-    if layers > len(shapes):
-        raise ValueError(
-            f"its header names {layers} layers, but there are only {len(shapes)} tensors"
-        )
-    for name in ("hidden_size", "prediction_size", "embedding_size"):
-        if (size := getattr(config, name)) > MOST_UNITS:
-            raise ValueError(f"its header has {name} = {size}, more than {MOST_UNITS}")
 
 
 def _input_size(header: Mapping[str, Any], shapes: Mapping[str, Shape]) -> int:
