@@ -43,7 +43,7 @@ ORDER = [
     *("model.signature", "model.tensors", "model.checkpoint", "model.transcripts", "model.inputs"),
     *("model.model", "model.evaluate", "model", "tables"),
     *("training.corpus", "training.recipe", "training.pretraining", "training.regularisation"),
-    *("training.progress", "training.lock", "training.fit", "training"),
+    *("training.progress", "training.lock", "training.checks", "training.fit", "training"),
     *("analysis.lattice", "analysis.sensitivity", "analysis.colours", "analysis.figures"),
     "analysis",
     "demo",

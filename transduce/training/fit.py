@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,9 +38,17 @@ from transduce.model.checkpoint import (
     save_model,
 )
 from transduce.model.tensors import read_tensors, write_tensors
-from transduce.settings import RecipeError, flat_settings, replace_settings
+from transduce.settings import RecipeError, replace_settings
+from transduce.training.checks import (
+    LAST_FILE,
+    TrainingError,
+    check_devices,
+    check_memory,
+    check_precision,
+    open_folder,
+)
 from transduce.training.corpus import Corpus, read_corpus
-from transduce.training.lock import FolderLock, lock_folder
+from transduce.training.lock import FolderLock
 from transduce.training.pretraining import (
     PretrainingError,
     check_direction,
@@ -50,22 +56,16 @@ from transduce.training.pretraining import (
     copy_transcription,
 )
 from transduce.training.progress import Progress
-from transduce.training.recipe import Recipe, TrainConfig, read_recipe, recipe_toml
+from transduce.training.recipe import Recipe, TrainConfig, recipe_toml
 from transduce.training.regularisation import MovingAverage, spec_augment, weight_noise
 
-LAST_FILE, METRICS_FILE = "last.safetensors", "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 STATE = "the state of a run"
 # In training: the weight, its gradient, two moments, the average, and the copy without noise.
 BYTES_PER_WEIGHT = 24
-# Settings that may change when a run is resumed: its length and its devices.
-MAY_CHANGE = {"max_epochs", "patience", "save_every", "device", "devices", "machines"}
 
 # Returns the error rate of a model on the validation set, which takes a search.
 Validate = Callable[[TrainedModel, Sequence[Example]], float]
-
-
-class TrainingError(ValueError):
-    """The error of a run that cannot begin or continue: one sentence with the remedy."""
 
 
 class NonFiniteLoss(TrainingError):
@@ -114,7 +114,7 @@ def fit(
             "train.consistency compares a network's outputs under two draws of dropout or masks, "
             "and there are none; set network.dropout, or train.consistency to 0"
         )
-    _check_devices(config)
+    check_devices(config)
     processes = config.devices * config.machines
     fabric = Fabric(
         accelerator=config.device,
@@ -124,10 +124,10 @@ def fit(
         precision="bf16-mixed" if config.precision == "bf16-mixed" else "32-true",
     )
     fabric.launch()
-    _check_precision(config.precision, fabric.device)
+    check_precision(config.precision, fabric.device)
     if progress is None or not fabric.is_global_zero:
         progress = Progress(Console(quiet=not fabric.is_global_zero))
-    with _open_folder(recipe, run_folder, resume, fabric) as lock:
+    with open_folder(recipe, run_folder, resume, fabric) as lock:
         if corpus is None:
             corpus = read_corpus(recipe.data, targets_only=not reads_input)
             if corpus.skipped:
@@ -323,7 +323,7 @@ class _Run:
         largest = max(shared, key=lambda shape: predicted_bytes(shape, sizes, device))
         needed = predicted_bytes(largest, sizes, device)
         B, T, U = largest
-        _check_memory(
+        check_memory(
             needed,
             self.fabric.device,
             f"a step of {B} sequences of up to {T} frames and {U} labels",
@@ -359,7 +359,7 @@ class _Run:
             count = sum(weights.numel() for weights in build_network(config, *sizes).parameters())
         names = ("hidden_size", "prediction_size", "embedding_size")
         widest = max(names, key=lambda name: int(getattr(config, name)))
-        _check_memory(
+        check_memory(
             BYTES_PER_WEIGHT * count,
             self.fabric.device,
             f"training {count:,} weights",
@@ -496,79 +496,6 @@ class _Objective(nn.Module):
             return losses, losses
         losses, divergence = self.network.consistency_losses(batch)
         return losses, losses + self.consistency * divergence
-
-
-def _check_memory(needed: int, device: torch.device, what: str, settings: str) -> None:
-    """Raise TrainingError if `what` takes more memory than the device has."""
-    if device.type == "cuda":
-        available = torch.cuda.get_device_properties(device).total_memory
-    elif hasattr(os, "sysconf"):
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    else:  # Windows does not tell
-        return
-    if needed > available:
-        raise TrainingError(
-            f"{what} takes about {needed / 2**30:,.1f} GB of memory, and there are "
-            f"{available / 2**30:,.1f}; lower {settings}"
-        )
-
-
-def _check_devices(config: TrainConfig) -> None:
-    """Raise TrainingError if the recipe asks for more GPUs than there are."""
-    if config.device == "cuda":
-        there_are = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if there_are == 0:
-            raise TrainingError(
-                "train.device is cuda, but PyTorch finds no CUDA GPU here; set train.device to cpu"
-            )
-        if config.devices > there_are:
-            raise TrainingError(
-                f"train.devices is {config.devices}, but there are {there_are} GPUs; lower it"
-            )
-
-
-def _check_precision(precision: str, device: torch.device) -> None:
-    """Raise TrainingError if the recipe asks for TF32 and PyTorch has not enabled it."""
-    switch = torch.backends.cuda.matmul.fp32_precision
-    if precision == "tf32" and device.type == "cuda" and switch != "tf32":
-        raise TrainingError(
-            "train.precision is tf32, but PyTorch multiplies in full float32; call "
-            'torch.set_float32_matmul_precision("high") first, as `transduce train` does'
-        )
-
-
-@contextmanager
-def _open_folder(
-    recipe: Recipe, folder: Path, resume: bool, fabric: Fabric
-) -> Iterator[FolderLock | None]:
-    """Lock the run's folder in the first process; end all if the folder must not be used."""
-    with ExitStack() as stack:
-        lock, error = None, None
-        if fabric.is_global_zero:
-            try:
-                lock = stack.enter_context(lock_folder(folder))
-                _check_folder(recipe, folder, resume)
-            except (ValueError, OSError) as refused:
-                error = refused
-        error = fabric.broadcast(error)
-        if error is not None:  # which the first process reports for all
-            raise error if fabric.is_global_zero else SystemExit(1)
-        yield lock
-
-
-def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
-    """Raise TrainingError if the folder holds a run that this one would change."""
-    if not (folder / LAST_FILE).is_file():
-        return
-    if not resume:
-        raise TrainingError(f"{folder} has a run in it; resume it, or choose another folder")
-    before, now = flat_settings(read_recipe(folder / CONFIG_FILE)), flat_settings(recipe)
-    for name, value in now.items():
-        if value != before[name] and name.removeprefix("train.") not in MAY_CHANGE:
-            raise TrainingError(
-                f"the run in {folder} has {name} {before[name]}, not {value}; resume it with its "
-                "own settings, or choose another folder"
-            )
 
 
 def step_seed(seed: int, step: int, purpose: str) -> int:

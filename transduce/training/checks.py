@@ -1,0 +1,97 @@
+"""Checks before a training begins: its devices, its memory, and the folder of its run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from lightning_fabric import Fabric
+
+from transduce.model.checkpoint import CONFIG_FILE
+from transduce.settings import flat_settings
+from transduce.training.lock import FolderLock, lock_folder
+from transduce.training.recipe import Recipe, TrainConfig, read_recipe
+
+LAST_FILE = "last.safetensors"
+# Settings that may change when a run is resumed: its length and its devices.
+MAY_CHANGE = {"max_epochs", "patience", "save_every", "device", "devices", "machines"}
+
+
+class TrainingError(ValueError):
+    """The error of a run that cannot begin or continue: one sentence with the remedy."""
+
+
+def check_memory(needed: int, device: torch.device, what: str, settings: str) -> None:
+    """Raise TrainingError if `what` takes more memory than the device has."""
+    if device.type == "cuda":
+        available = torch.cuda.get_device_properties(device).total_memory
+    elif hasattr(os, "sysconf"):
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:  # Windows does not tell
+        return
+    if needed > available:
+        raise TrainingError(
+            f"{what} takes about {needed / 2**30:,.1f} GB of memory, and there are "
+            f"{available / 2**30:,.1f}; lower {settings}"
+        )
+
+
+def check_devices(config: TrainConfig) -> None:
+    """Raise TrainingError if the recipe asks for more GPUs than there are."""
+    if config.device == "cuda":
+        there_are = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if there_are == 0:
+            raise TrainingError(
+                "train.device is cuda, but PyTorch finds no CUDA GPU here; set train.device to cpu"
+            )
+        if config.devices > there_are:
+            raise TrainingError(
+                f"train.devices is {config.devices}, but there are {there_are} GPUs; lower it"
+            )
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Raise TrainingError if the recipe asks for TF32 and PyTorch has not enabled it."""
+    switch = torch.backends.cuda.matmul.fp32_precision
+    if precision == "tf32" and device.type == "cuda" and switch != "tf32":
+        raise TrainingError(
+            "train.precision is tf32, but PyTorch multiplies in full float32; call "
+            'torch.set_float32_matmul_precision("high") first, as `transduce train` does'
+        )
+
+
+@contextmanager
+def open_folder(
+    recipe: Recipe, folder: Path, resume: bool, fabric: Fabric
+) -> Iterator[FolderLock | None]:
+    """Lock the run's folder in the first process; end all if the folder must not be used."""
+    with ExitStack() as stack:
+        lock, error = None, None
+        if fabric.is_global_zero:
+            try:
+                lock = stack.enter_context(lock_folder(folder))
+                _check_folder(recipe, folder, resume)
+            except (ValueError, OSError) as refused:
+                error = refused
+        error = fabric.broadcast(error)
+        if error is not None:  # which the first process reports for all
+            raise error if fabric.is_global_zero else SystemExit(1)
+        yield lock
+
+
+def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
+    """Raise TrainingError if the folder holds a run that this one would change."""
+    if not (folder / LAST_FILE).is_file():
+        return
+    if not resume:
+        raise TrainingError(f"{folder} has a run in it; resume it, or choose another folder")
+    before, now = flat_settings(read_recipe(folder / CONFIG_FILE)), flat_settings(recipe)
+    for name, value in now.items():
+        if value != before[name] and name.removeprefix("train.") not in MAY_CHANGE:
+            raise TrainingError(
+                f"the run in {folder} has {name} {before[name]}, not {value}; resume it with its "
+                "own settings, or choose another folder"
+            )
