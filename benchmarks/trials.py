@@ -1,7 +1,7 @@
-"""Trials that take too long for the tests: kills, shared folders, threads, an endless stream.
+"""Trials that take too long for the tests: kills, shared folders, threads, long inputs, wide beams.
 
     python benchmarks/trials.py            all trials, about half an hour
-    python benchmarks/trials.py kills      one of them: kills, folder, threads or stream
+    python benchmarks/trials.py kills      one of them: kills, folder, threads, stream, sound, beam
 
 Each prints what it found; the table at the end says which trials passed.
 """
@@ -9,6 +9,7 @@ Each prints what it found; the table at the end says which trials passed.
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import shutil
 import signal
@@ -21,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import soundfile
 import torch
 from cyclopts import App
 from measure import machine
@@ -267,11 +270,74 @@ def stream_trial(minutes: float) -> Result:
     return Result(f"stream, {minutes:g} minutes", found, passed)
 
 
+# --- Long sound, and a wide beam ------------------------------------------------------------------
+
+
+@app.command
+def sound(minutes: float = 10) -> None:
+    """Recognise minutes of sound with the times of its phones; print its memory and its time."""
+    show([sound_trial(minutes)])
+
+
+def sound_trial(minutes: float) -> Result:
+    """Return the peak of memory, which must stay below 1.2 GB, and the seconds."""
+    rate = 16_000
+    draw = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "long.flac"
+        with soundfile.SoundFile(path, "w", rate, 1) as file:
+            # A vowel-like buzz of changing pitch, with a pause every few seconds.
+            for _ in range(round(60 * minutes / 4)):
+                pitch = np.repeat(draw.uniform(80, 240, 30), rate // 10)
+                buzz = np.sign(np.sin(2 * np.pi * np.cumsum(pitch) / rate))
+                file.write(np.concatenate([0.1 * buzz, np.zeros(rate)]))
+        command = [*COMMAND, "recognize", str(path), "--output", name]
+        megabytes, seconds, code = run(command)
+    found = f"{megabytes:.0f} MB, {seconds:.0f} s with the start of the command"
+    return Result(f"sound, {minutes:g} minutes", found, code == 0 and megabytes < 1200)
+
+
+@app.command
+def beam(width: int = 1000, frames: int = 304) -> None:
+    """Search with an untrained network, whose beam never settles; print its memory and its time."""
+    show([beam_trial(width, frames)])
+
+
+UNTRAINED = """
+import sys, torch
+from transduce import Transducer, beam_search
+width, frames = map(int, sys.argv[1:])
+torch.manual_seed(0)
+model = Transducer(26, 39)
+for weights in model.parameters():
+    torch.nn.init.normal_(weights, 0, 0.35)
+x = torch.randn(1, frames, 26)
+beam_search(model, x, torch.tensor([frames]), beam_width=width, with_timings=False)
+"""
+
+
+def beam_trial(width: int, frames: int) -> Result:
+    """Return the peak of memory, which must stay below 2 GB, and the seconds."""
+    command = [sys.executable, "-W", "ignore", "-c", UNTRAINED, str(width), str(frames)]
+    megabytes, seconds, code = run(command)
+    found = f"{megabytes:.0f} MB, {seconds:.0f} s"
+    return Result(f"beam, W {width}, T {frames}", found, code == 0 and megabytes < 2000)
+
+
+def run(command: list[str]) -> tuple[float, float, int]:
+    """Run a command; return its peak of memory in MB, its seconds and its exit code."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return usage.ru_maxrss / 1024, time.perf_counter() - start, process.returncode
+
+
 @app.default
 def every(count: int = 20, minutes: float = 10) -> None:
     """Run all trials."""
     results = [kills_trial(count, 0), folder_trial(), *threads_trial(8, 5), stream_trial(minutes)]
-    show(results)
+    show([*results, sound_trial(10), beam_trial(1000, 304)])
 
 
 if __name__ == "__main__":

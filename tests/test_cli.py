@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+import warnings
 from importlib import import_module
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from commands import RECIPE, ROOT, WORDS, in_a_new_process, started, train_small
 from explored import RATE, sound, sound_model
 
 from transduce import cli
+from transduce.cli.terminal import user_errors
 from transduce.model.checkpoint import save_model
 
 
@@ -187,6 +189,18 @@ def test_a_progress_bar_leaves_standard_output_alone(folder):
         output, _ = process.communicate("ab\nba\n", timeout=60)
     os.close(bar)
     assert (process.returncode, output) == (0, "AA BB\nBB AA\n")
+
+
+def test_warnings_that_differ_in_names_and_numbers_are_printed_once(capsys):
+    with user_errors():
+        warnings.simplefilter("always")
+        for number in range(3):
+            warnings.warn(f"it was met in {number} of the frames of 'word {number}'", stacklevel=1)
+        warnings.warn("another", stacklevel=1)
+    assert capsys.readouterr().err.splitlines() == [
+        "transduce: warning: it was met in 0 of the frames of 'word 0'",
+        "transduce: warning: another",
+    ]
 
 
 def test_a_warning_is_one_sentence(folder):

@@ -169,6 +169,7 @@ REFUSALS = {
     ),
     "bias nan": (("--null-bias", "nan"), "--null-bias must be a finite number, not nan"),
     "width 0": (("--beam-width", 0), "--beam-width must be at least 1, not 0"),
+    "10^9 outputs": (("--n-best", 10**9), "--n-best must be at most 100000, not 1000000000"),
     "width 10^9": (("--beam-width", 10**9), "--beam-width must be at most 100000, not 1000000000"),
     "no labels": (
         ("--max-labels-per-frame", 0),

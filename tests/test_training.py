@@ -22,6 +22,7 @@ from transduce.architectures import Transducer, build_network
 from transduce.cli.train import train
 from transduce.data.batches import Batch, Batches
 from transduce.model.checkpoint import load_model
+from transduce.training import checks
 from transduce.training import fit as training
 from transduce.training.corpus import read_corpus
 from transduce.training.fit import NonFiniteLoss, TrainingError, fit, learning_rate
@@ -434,7 +435,7 @@ def test_more_memory_than_there_is_is_refused_before_it_is_taken(
     recipe = replace(recipe, network=replace(recipe.network, **network))
     if not network:
         monkeypatch.setattr(training, "predicted_bytes", lambda *_: 10_000_000)
-    monkeypatch.setattr(training.os, "sysconf", sizes.get)
+    monkeypatch.setattr(checks.os, "sysconf", sizes.get)
     with pytest.raises(TrainingError, match=said):
         run(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -553,12 +554,12 @@ def test_tf32_on_a_gpu_must_be_enabled_by_the_caller(matmul_precision):
     gpu = torch.device("cuda")
     matmul_precision("highest")
     with pytest.raises(TrainingError, match=r"precision is tf32, but PyTorch .* full float32"):
-        training._check_precision("tf32", gpu)
-    training._check_precision("32-true", gpu)
-    training._check_precision("bf16-mixed", gpu)
-    training._check_precision("tf32", torch.device("cpu"))
+        checks.check_precision("tf32", gpu)
+    checks.check_precision("32-true", gpu)
+    checks.check_precision("bf16-mixed", gpu)
+    checks.check_precision("tf32", torch.device("cpu"))
     matmul_precision("high")
-    training._check_precision("tf32", gpu)
+    checks.check_precision("tf32", gpu)
 
 
 def test_the_train_command_enables_tf32_where_the_recipe_asks_for_it(tmp_path, matmul_precision):

@@ -12,7 +12,7 @@ from transduce.architectures import NextLabelPredictor
 from transduce.cli.runs import read_pairs
 from transduce.decoding.arpa import read_arpa
 from transduce.decoding.fusion import Fusion, NGram
-from transduce.decoding.options import SearchOptions
+from transduce.decoding.options import MAX_BEAM_WIDTH, SearchOptions
 from transduce.model.checkpoint import load_model
 from transduce.model.signature import Signature
 
@@ -52,8 +52,9 @@ class SearchFlags:
         `target` is the field of a manifest from which an n-gram model is counted.
         """
         for name, number in (("--beam-width", beam_width), ("--n-best", n_best)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, not {number}")
+            if not 1 <= number <= MAX_BEAM_WIDTH:
+                bound = "at least 1" if number < 1 else f"at most {MAX_BEAM_WIDTH}"
+                raise ValueError(f"{name} must be {bound}, not {number}")
         fusion = None if self.fusion is None else read_fusion(self.fusion, signature, target)
         try:
             return SearchOptions(

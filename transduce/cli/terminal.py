@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import warnings
@@ -26,7 +27,7 @@ def user_errors() -> Iterator[None]:
     """
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _print_warning
+            warnings.showwarning = _Warnings()
             yield
     except ValueError as error:
         raise SystemExit(f"transduce: {error}") from None
@@ -56,8 +57,18 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _print_warning(message: Warning | str, *where: Any, **others: Any) -> None:
-    print(f"transduce: warning: {message}", file=sys.stderr)
+class _Warnings:
+    """A printer of warnings that prints each kind once: those that differ in names and numbers."""
+
+    def __init__(self) -> None:
+        self.printed: set[str] = set()
+
+    def __call__(self, message: Warning | str, *where: Any, **others: Any) -> None:
+        """Print a warning as one sentence, unless one of its kind was printed before."""
+        kind = re.sub(r"'.*?'|\d+", "", str(message))
+        if kind not in self.printed:
+            self.printed.add(kind)
+            print(f"transduce: warning: {message}", file=sys.stderr)
 
 
 @contextmanager
