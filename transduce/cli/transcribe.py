@@ -109,7 +109,7 @@ def transcribe(
         if inputs:  # check all of them before the first result
             pairs = read_inputs(model.signature, inputs)
             total, batches = len(pairs), iter([pairs])
-        title = "inputs" if total is None else f"{total} inputs"
+        title = "inputs" if total is None else f"{total} input{'s' if total != 1 else ''}"
         printing = output is None or (not inputs and sys.stdin.isatty())
         with progress_bar(title, total, while_printing=printing) as advance:
             for _ in _results(model, batches, options, write, MOST_INPUTS, advance):
@@ -229,7 +229,8 @@ def recognize(
             write.failure("", error)
         write.named = len(inputs) > 1
         doubts = _Doubts(recogniser.signature.features.sample_rate)
-        title, printing = f"{len(inputs)} sounds", output is None
+        title = f"{len(inputs)} sound{'s' if len(inputs) != 1 else ''}"
+        printing = output is None
         with progress_bar(title, len(inputs), while_printing=printing) as advance:
             for result in _results(recogniser, iter([inputs]), options, write, 1, advance):
                 if isinstance(result, Transcript):
