@@ -545,3 +545,23 @@ with tempfile.TemporaryDirectory() as folder:
         model("abba")
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
+
+
+@pytest.mark.parametrize(
+    "samples, said",
+    [
+        (np.zeros(0, np.float32), "there are no samples"),
+        (np.full(16_000, np.nan, np.float32), "the samples have NaN"),
+        (np.full(16_000, 20_000.0, np.float32), r"the samples reach 20000, .* in \[-1, 1\]"),
+        (np.zeros((16_000, 2), np.float32), "has 2 channels of samples, not frames; give one"),
+    ],
+    ids=["none", "NaN", "another scale", "stereo"],
+)
+def test_samples_that_are_no_sound_are_refused(samples, said):
+    with pytest.raises(DataError, match=said):
+        model_of(SOUND)(samples)
+
+
+def test_an_option_that_a_model_does_not_have_is_named(pronouncer):
+    with pytest.raises(TypeError, match="a model has no option beam; the options are beam_width"):
+        pronouncer("ab", beam=3)

@@ -335,7 +335,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 
 
 def test_the_run_stops_after_patience_epochs_and_keeps_the_best_model(tmp_path):
-    rates = [0.5, 0.3, 0.4, 0.3, 0.1]
+    rates = [0.5, 0.3, 0.4, 0.35, 0.1]
     asked = []
 
     def validate(model, examples):
@@ -578,3 +578,22 @@ def test_mixed_precision_learns(tmp_path):
         model = run(recipe, tmp_path / "run")
     assert model.status.bits_per_label < 2.5
     assert all(weights.dtype == torch.float32 for weights in model.network.parameters())
+
+
+def test_equal_error_rates_are_decided_by_the_log_loss(tmp_path):
+    recipe = toy_recipe(tmp_path, max_epochs=3, patience=3, stop_at="error_rate")
+    model = fit(recipe, tmp_path / "run", validate=lambda model, examples: 1.0)
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
+    rows = [json.loads(line) for line in metrics.splitlines()]
+    best = min(rows, key=lambda row: row["bits_per_label"])
+    assert best["epoch"] > 1 and model.status.epoch == best["epoch"]
+
+
+def test_resuming_a_finished_run_says_so(tmp_path):
+    recipe = toy_recipe(tmp_path, max_epochs=1)
+    fit(recipe, tmp_path / "run")
+    console = Console(file=io.StringIO(), width=200)
+    fit(recipe, tmp_path / "run", resume=True, progress=Progress(console))
+    assert "the run is finished after epoch 1; to go on, raise train.max_epochs" in (
+        console.file.getvalue()
+    )

@@ -100,6 +100,10 @@ def transcribe(
             raise ValueError(f"{run} is a prediction network, which has no input to transcribe")
         if not inputs and model.signature.sources is None:
             raise ValueError(f"{run} does not read text; give sound files or .npy files")
+        if timestamps and n_best > 1:
+            raise ValueError(
+                "--timestamps are those of the best output, without --n-best; --format json has all"
+            )
         timed = form == "textgrid" or (form == "json" and model.network.has_timings)
         options = (search or SearchFlags()).options(
             model.signature, beam_width, n_best, with_timings=timestamps or timed
@@ -129,10 +133,10 @@ def phonemize(
     Example: echo transducer | transduce phonemize --n-best 3
 
     The command prints a line for each word, or for each line of standard input, when it comes. A
-    line may have several words; spaces and hyphens divide them. Accents and punctuation that the
-    model does not know are left out. A blank line stays blank. If the model does not know a letter,
-    or there is a number, the line is blank, a message goes to standard error, and the exit code is
-    1.
+    line may have several words; spaces and hyphens divide them. Accents, and punctuation at both
+    ends of a word, are left out if the model does not know them. A blank line stays blank. If the
+    model does not know a letter, or there is a number, the line is blank, a message goes to
+    standard error, and the exit code is 1.
 
     Parameters
     ----------
@@ -162,6 +166,8 @@ def phonemize(
                 number += 1
                 if isinstance(result, DataError):
                     where = "" if words else f"standard input, line {number}: "
+                    if words and Path(line).is_file():
+                        result = DataError(f"{line} is a file; give its lines with < {line}")
                     write.failure(line, result, where)
                 else:
                     write.result(result)

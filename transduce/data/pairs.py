@@ -206,6 +206,11 @@ def encode(pair: Pair, symbols: Symbols, alphabet: Alphabet) -> list[int]:
     try:
         return alphabet.encode(symbols)
     except ValueError as error:
+        one_word = len(symbols) == 1 and len(symbols[0]) > 1
+        characters = (
+            "; if its characters are the symbols, set --data.target_notation.split characters"
+        )
         raise pair.origin.error(
             f"{error}; correct the symbol, leave the line out, or train with the symbol"
+            f"{characters if one_word else ''}"
         ) from None

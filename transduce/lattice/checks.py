@@ -184,7 +184,7 @@ def check_labels(name: str, b: int | None, labels: Tensor, num_outputs: int, nul
         if not 0 <= k < num_outputs:
             raise ValueError(
                 f"{name}{_item(b)} has label {k} at position {u}, but there are only "
-                f"{num_outputs} outputs"
+                f"{num_outputs} outputs, counted from 0"
             )
 
 

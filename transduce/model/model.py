@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent / "weights"  # NAME.safetensors and its card, NAM
 # Inputs held at once: fewer give the first results sooner, more give all results sooner.
 FIRST_INPUTS, MOST_INPUTS = 64, 2048
 # Frames held at once: memory, and time between results, against full batches.
-HELD_FRAMES = {"cpu": 50_000, "cuda": 200_000}
+HELD_FRAMES = {"cpu": 24_000, "cuda": 200_000}
 # Frames searched at once: few fit the caches of a CPU, many fill a GPU.
 SEARCHED_FRAMES = {"cpu": 4096, "cuda": 200_000}
 # Inputs that PyTorch's own operations finish before compiled kernels would be loaded, let alone
@@ -128,6 +128,10 @@ class Model(TrainedModel):
             check_whole(name, number)
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, not {number}")
+        known = [field.name for field in fields(SearchOptions)]
+        for name in options:
+            if name not in known:
+                raise TypeError(f"a model has no option {name}; the options are {', '.join(known)}")
         asked = SearchOptions(
             max(beam_width, n_best), n_best=n_best, with_timings=with_timings, **options
         )

@@ -41,6 +41,8 @@ Unknown = Literal["refuse", "null"]
 DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015"  # hyphens and dashes, which divide words
 # The zero and the largest number of whole samples, as in WAV files.
 SCALES = {torch.uint8: (128, 2**7), torch.int16: (0, 2**15), torch.int32: (0, 2**31)}
+LOUDEST = 10.0  # a sample beyond it has another scale: clipped sound is a little above 1
+MOST_CHANNELS = 8  # columns of an array that are channels of sound, not numbers of a frame
 MOST_SYMBOLS = 10_000  # of a text to transcribe: a bound on its memory
 
 
@@ -64,6 +66,19 @@ def _float_numbers(array: np.ndarray | Tensor) -> Tensor:
         middle, scale = SCALES[numbers.dtype]
         return ((numbers.double() - middle) / scale).float()
     return numbers.float()
+
+
+def _check_samples(samples: Tensor) -> None:
+    """Raise a DataError for samples [N] that are no sound in [-1, 1]."""
+    if len(samples) == 0:
+        raise DataError("there are no samples; give a sound")
+    if not samples.isfinite().all():
+        raise DataError("the samples have NaN or an infinite number; record or convert it again")
+    if (loudest := float(samples.abs().max())) > LOUDEST:
+        raise DataError(
+            f"the samples reach {loudest:g}, where floating-point samples are in [-1, 1]; divide "
+            "them by their scale, or give int16"
+        )
 
 
 class EmptyInput(DataError):
@@ -308,7 +323,13 @@ class Signature:
                     "the model reads frames that were computed elsewhere, not sound; give frames "
                     "[T, D]"
                 )
+            _check_samples(numbers)
             return _frame_reader(self.features).frames_of(numbers)
+        if self.features is not None and numbers.ndim == 2 and numbers.shape[1] <= MOST_CHANNELS:
+            raise DataError(
+                f"an array {list(numbers.shape)} has {numbers.shape[1]} channels of samples, not "
+                "frames; give one channel, [N]"
+            )
         if numbers.ndim != 2:
             raise DataError("the model reads sound; give it a file, samples [N], or frames [T, D]")
         return numbers, None

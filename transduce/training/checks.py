@@ -87,7 +87,9 @@ def _check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
     if not (folder / LAST_FILE).is_file():
         return
     if not resume:
-        raise TrainingError(f"{folder} has a run in it; resume it, or choose another folder")
+        raise TrainingError(
+            f"{folder} has a run in it; resume it (--resume), or choose another folder (--run)"
+        )
     before, now = flat_settings(read_recipe(folder / CONFIG_FILE)), flat_settings(recipe)
     for name, value in now.items():
         if value != before[name] and name.removeprefix("train.") not in MAY_CHANGE:

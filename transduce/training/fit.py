@@ -83,6 +83,7 @@ class _Position:
     labels: int = 0  # the number of labels in that sum
     best_epoch: int = 0  # the epoch with the best validation
     best: float | None = None  # the result of that validation
+    best_bits: float | None = None  # the bits per label of that validation
     metrics_bytes: int = 0  # the size of metrics.jsonl
 
     def after(self, nats: float, labels: int) -> _Position:
@@ -184,6 +185,11 @@ class _Run:
             self._write_config()
             self._save()
         self.progress.say(report)
+        if self._finished():
+            self.progress.say(
+                f"the run is finished after epoch {self.position.epoch}; to go on, raise "
+                "train.max_epochs or train.patience"
+            )
         while not self._finished():
             at = self.position
             order = self.batches.epoch(at.epoch)
@@ -269,9 +275,10 @@ class _Run:
             )
         training_bits = bits_per_label(at.nats, at.labels)
         status = TrainingStatus(at.epoch + 1, at.step, bits, error_rate)
-        is_best = at.best is None or value < at.best
+        # Equal error rates, as in the first epochs of a small corpus, are decided by the log-loss.
+        is_best = at.best is None or (value, bits) < (at.best, at.best_bits or 0.0)
         if is_best:
-            at = replace(at, best=value, best_epoch=status.epoch)
+            at = replace(at, best=value, best_bits=bits, best_epoch=status.epoch)
             if self.lock is not None:
                 self.lock.check()
                 save_model(self._model(status), self.folder / MODEL_FILE)
