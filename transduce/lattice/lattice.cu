@@ -436,7 +436,8 @@ extern "C" __global__ void gradients(const real* f, const real* g, const real* t
                                      const double* evidence, const real* passed, const real* emitted,
                                      const real* weights, const int* weak_rows, const real* upstream,
                                      real* grad_f, real* grad_g, integer B, integer max_T,
-                                     integer max_U, integer K, integer rows, integer columns) {
+                                     integer max_U, integer K, integer rows, integer columns,
+                                     integer upstream_step) {
   __shared__ real space[32];
   row_of row(blockIdx.x, num_frames, num_labels, B, max_T, max_U);
   bool of_f = row.of_f;
@@ -444,7 +445,7 @@ extern "C" __global__ void gradients(const real* f, const real* g, const real* t
   integer T = frames_of(num_frames, b, max_T), U = labels_of(num_labels, b, max_U);
   real* grad = (of_f ? grad_f : grad_g) + row.in_its_array * K;
   const real* x = (of_f ? f : g) + row.in_its_array * K;
-  real factor = upstream[b], top = tops[blockIdx.x];
+  real factor = upstream[b * upstream_step], top = tops[blockIdx.x];
   if (!row.inside || evidence[b] == INFINITE) {
     for (integer k = threadIdx.x; k < K; k += blockDim.x) grad[k] = 0;
     return;
@@ -587,7 +588,8 @@ extern "C" __global__ void joint_gradient(const input* logits, const real* log_t
                                           const unsigned short* low_beta, const real* log_label,
                                           const double* evidence, const real* upstream, input* grad,
                                           integer max_T, integer max_U, integer K, integer rows,
-                                          integer columns, integer null, integer fused, double clamp) {
+                                          integer columns, integer null, integer fused, double clamp,
+                                          integer upstream_step) {
   int i = (int)((blockIdx.x * (integer)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
   integer b = blockIdx.y, cell = b * max_T * (max_U + 1) + i;
   if (i >= max_T * (max_U + 1)) return;
@@ -600,7 +602,7 @@ extern "C" __global__ void joint_gradient(const input* logits, const real* log_t
     return;
   }
   integer node = (b * rows + t + u) * columns + u, label = u < U ? label_at(labels, b, u, max_U, K) : -1;
-  real total = log_total[cell], factor = upstream[b], bound = (real)clamp;
+  real total = log_total[cell], factor = upstream[b * upstream_step], bound = (real)clamp;
   log_variables log_alpha = {(real*)high_alpha, (unsigned short*)low_alpha};
   log_variables log_beta = {(real*)high_beta, (unsigned short*)low_beta};
   occupancy given_y(log_alpha, log_beta, log_label, evidence[b], node, columns, u < U);

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from functools import cache
 from math import isnan
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -160,6 +160,35 @@ def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any])
     return getattr(torch.ops.transduce, name).default
 
 
+class _Positional(inspect.Signature):
+    """The signature of a function of positional arguments alone.
+
+    PyTorch binds a Function's arguments to its signature at every call: 10 µs for a usual one.
+    """
+
+    class _Bound:
+        kwargs: ClassVar[dict[str, Any]] = {}
+
+        def __init__(self, *args: Any) -> None:
+            self.args = args
+
+        def apply_defaults(self) -> None:
+            """Change nothing: no argument has a default."""
+
+    bind = _Bound  # type: ignore[assignment]
+
+
+def _have_addresses(*tensors: Tensor) -> bool:
+    """Return whether kernels can read the tensors. They cannot inside torch.func and vmap, which
+    wrap tensors in others without memory; PyTorch has no other public test for all of them."""
+    try:
+        for tensor in tensors:
+            tensor.data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
 class Operator:
     """A function whose first result is differentiable, to call, to trace and to compile.
 
@@ -189,18 +218,18 @@ class Operator:
             ctx.mark_non_differentiable(*output[1:])
             ctx.set_materialize_grads(False)
 
-        def gradients(
-            compute: Callable[..., Any], ctx: Any, upstream: Tensor | None
-        ) -> tuple[Any, ...]:
+        def gradients(ctx: Any, upstream: Tensor | None, eager: bool) -> tuple[Any, ...]:
             if upstream is None:  # the gradient of the loss is zero
                 return (None,) * len(ctx.needs_input_grad)
-            found = compute(upstream, *ctx.saved_tensors, *ctx.options)
+            saved, options = ctx.saved_tensors, ctx.options
+            direct = eager and (is_plain(*options) or _have_addresses(upstream, *saved))
+            found = (backward if direct else backward_operator)(upstream, *saved, *options)
             found = found if isinstance(found, tuple) else (found,)
             return found + (None,) * (len(ctx.needs_input_grad) - len(found))
 
         torch.library.register_autograd(
             f"transduce::{name}",
-            lambda ctx, upstream, *_: gradients(backward_operator, ctx, upstream),
+            lambda ctx, upstream, *_: gradients(ctx, upstream, eager=False),
             setup_context=setup_context,
         )
 
@@ -212,12 +241,10 @@ class Operator:
             @staticmethod
             @torch.autograd.function.once_differentiable
             def backward(ctx: Any, upstream: Tensor | None, *_: Any) -> Any:
-                plain = is_plain(*ctx.options)
-                return gradients(backward if plain else backward_operator, ctx, upstream)
+                return gradients(ctx, upstream, eager=True)
 
         Eager.setup_context = staticmethod(setup_context)  # type: ignore[method-assign]
-        # PyTorch asks for this signature at every call; to store it saves 25 µs.
-        Eager.forward.__signature__ = inspect.signature(Eager.forward)  # type: ignore[attr-defined]
+        Eager.forward.__signature__ = _Positional()  # type: ignore[attr-defined]
         self.eager = Eager
 
     def __call__(self, *inputs: Any) -> Three:
