@@ -134,6 +134,18 @@ def test_torch_func_differentiates_the_losses(loss_function, draw, backend):
     assert_same_bits(found, expected)
 
 
+@BACKEND
+@EVERY
+def test_torch_func_may_transform_what_the_loss_does_not_depend_on(loss_function, draw, backend):
+    leaves, rest = leaves_and_rest(draw(torch.float32))
+    expected = loss_function(*leaves, *rest, backend=backend).sum().detach()
+
+    def scaled(x):
+        return x * loss_function(*leaves, *rest, backend=backend).sum()
+
+    assert torch.func.grad(scaled)(torch.ones(())) == expected
+
+
 @EVERY
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing_changes_nothing(reentrant, loss_function, draw):

@@ -28,12 +28,17 @@ from transduce.kernels.sentinels import cuda_options, never
 SOURCE = Path(__file__).with_name("lattice.cu").read_text()
 NAMES = (
     *("exponentials", "transitions", "variables", "flow", "gradients"),
+    *("few_transitions", "few_gradients"),
     *("joint_transitions", "joint_gradient", "skew_arrows", "occupancies"),
 )
 INPUTS = {torch.float16: 16, torch.bfloat16: 17, torch.float32: 32, torch.float64: 64}
 # Threads of a block in the kernels without a recurrence: fewer leave processors idle in large
 # blocks' tails, more leave a kernel fewer registers.
 THREADS = 256
+TILE = 8  # warps of a block in the kernels for few outputs, as in lattice.cu
+# Outputs, K+1, up to which the kernels multiply themselves: cuBLAS multiplies faster, but each of
+# its three products costs a launch.
+FEW = 64
 MAX_ITEMS = 65_535  # blocks in a launch's second dimension, a limit of CUDA
 
 
@@ -46,6 +51,7 @@ def options(dtype: torch.dtype, threads: int, per_thread: int) -> tuple[str, ...
         f"-Dreal={'double' if double else 'float'}",
         f"-DINPUT={INPUTS[dtype]}",
         f"-DE={per_thread}",
+        f"-DFEW={FEW}",
         # Diagonals loaded ahead: more hide the memory's latency, fewer need less registers.
         f"-DAHEAD={max(2, min(8, 16 // per_thread))}",
         f"-DTHREADS={next(most for most in (32, 128, 512, 1024) if threads <= most)}",
@@ -101,6 +107,16 @@ class _Layout(NamedTuple):
         vectors = self.B * (self.T + self.U + 1)
         return vectors * self.itemsize, vectors * 4, self.B * self.U * 8
 
+    def additive(self, num_outputs: int, with_gradients: bool) -> tuple[int, ...]:
+        """Return the bytes of what the additive density's forward pass keeps; for few outputs these
+        are also the variables, since `few_gradients` reads them."""
+        few = num_outputs <= FEW
+        return (
+            *self.lattice(),
+            *self.vectors(),
+            *(self.variables(with_gradients) if few else ()),
+        )
+
 
 def _layout(B: int, T: int, U: int, dtype: torch.dtype) -> _Layout:
     threads, per_thread = threads_for(U)
@@ -140,12 +156,11 @@ class _Lattice:
         self.skew = (layout.rows, layout.columns)
         self.dtype = torch.promote_types(dtype, torch.float32)
         self.kernels = _kernels(dtype, layout.threads, layout.per_thread, device)
-        self.additive = _Arrays(*layout.lattice(), *layout.vectors())
-        # Of α alone, and of α and β.
-        self.alone, self.whole = (
-            tuple(_Arrays(*sizes, *layout.variables(beta)) for beta in (False, True))
-            for sizes in ((), layout.lattice())
-        )
+        # Each without and with the arrays for gradients.
+        both = (False, True)
+        self.log_variables = [_Arrays(*layout.variables(beta)) for beta in both]
+        self.whole = [_Arrays(*layout.lattice(), *layout.variables(beta)) for beta in both]
+        self.additive = [_Arrays(*layout.additive(K, beta)) for beta in both]
         self.num_vectors = B * (T + U + 1)
         info = torch.finfo(self.dtype)
         self.threshold = K * info.tiny / info.eps  # smaller totals are not trusted
@@ -156,7 +171,7 @@ class _Lattice:
 
     def variables(
         self,
-        lattice: list[int],  # addresses of layout.lattice()
+        lattice: list[int],  # addresses of layout.lattice(), and perhaps of others
         labels: Tensor | None,  # [B, U]; None where the arrows are given
         lengths: tuple[Tensor, Tensor],  # num_frames, num_labels, [B]
         starts: list[int],  # addresses of layout.variables()
@@ -164,7 +179,7 @@ class _Lattice:
         null: int = 0,
     ) -> Tensor:
         """Compute α, and β where there are addresses for it (Eqs. 16-18); return the loss [B]."""
-        evidence, *arrows = lattice
+        evidence, *arrows = lattice[:3]
         loss = lengths[0].new_empty(self.B, dtype=self.dtype)
         self.kernels["variables"](
             (self.B, len(starts) // 2),
@@ -182,7 +197,7 @@ class _Lattice:
         f: Tensor,
         g: Tensor,
         lengths: tuple[Tensor, Tensor],
-        vectors: list[int],  # addresses of layout.vectors()
+        vectors: list[int],  # addresses of the vectors' largest numbers and flags
         stream: int,
         known: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -210,15 +225,23 @@ class _Lattice:
         stream: int,
     ) -> None:
         """Fill the arrows (Eqs. 12-15) and the totals [B, T, U+1]."""
-        _, null, label, tops, weak_rows, chain = arrays
-        exp_f, exp_g = self.exponentials(f, g, lengths, arrays[3:], stream, known=False)
+        _, null, label, tops, weak_rows, chain = arrays[:6]
+        sizes = (self.B, self.T, self.U, self.K, *self.skew, self.threshold)
+        if self.K <= FEW:
+            self.kernels["few_transitions"](
+                (-(-(sum(self.skew) - 1) // TILE), self.B),
+                32 * TILE,
+                (f, g, labels, *lengths, tops, total, null, label, *sizes),
+                stream=stream,
+            )
+            return
+        exp_f, exp_g = self.exponentials(f, g, lengths, arrays[3:5], stream, known=False)
         full_float32_matmul(exp_f, exp_g.mT, out=total)  # Eq. 13's denominator
         self.kernels["transitions"](
             (self.by_nodes() + 1, self.B),
             THREADS,
             (
-                f, g, labels, *lengths, tops, total, null, label, weak_rows, chain,
-                self.B, self.T, self.U, self.K, *self.skew, self.threshold,
+                f, g, labels, *lengths, tops, total, null, label, weak_rows, chain, *sizes,
             ),
             stream=stream,
         )  # fmt: skip
@@ -238,21 +261,22 @@ def additive_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss [B] of the additive density, and two tensors for its gradients.
 
-    With gradients, the occupancy of each node and its part that leaves by the label take the
-    arrows' place.
+    With gradients and many outputs, the occupancy of each node and its part that leaves by the
+    label take the arrows' place, and the occupancy over the total that of the total.
     """
     with current(f.device):
         f, g, lengths = aligned(f), aligned(g), (num_frames, num_labels)
         (B, T, K), columns = f.shape, g.shape[1]
         lattice = _lattice(B, T, columns - 1, K, f.dtype, f.get_device())
         stream = current_stream(lattice.device)
-        total, kept = f.new_empty((B, T, columns)), lattice.additive.allocate(f)
-        arrays = lattice.additive.addresses(kept)
+        total, kept = f.new_empty((B, T, columns)), lattice.additive[with_gradients].allocate(f)
+        arrays = lattice.additive[with_gradients].addresses(kept)
         lattice.transitions(f, g, labels, lengths, total, arrays, stream)
-        variables = lattice.alone[with_gradients]
-        space = variables.allocate(f)
-        starts = variables.addresses(space)
-        loss = lattice.variables(arrays[:3], labels, lengths, starts, stream)
+        if K <= FEW:
+            return lattice.variables(arrays, labels, lengths, arrays[6:], stream), total, kept
+        space = lattice.log_variables[with_gradients].allocate(f)
+        starts = lattice.log_variables[with_gradients].addresses(space)
+        loss = lattice.variables(arrays, labels, lengths, starts, stream)
         if with_gradients:
             lattice.kernels["flow"](
                 (lattice.by_nodes(), B),
@@ -267,11 +291,10 @@ def additive_forward(
 
 
 def additive_saved(f: Tensor, g: Tensor, with_gradients: bool) -> tuple[Tensor, Tensor]:
-    """Allocate the totals [B, T, U+1], which become occupancies over totals, and the arrays of the
-    lattice and of the vectors."""
+    """Allocate the totals [B, T, U+1] and the other arrays that `additive_forward` keeps."""
     B, T, columns = f.shape[0], f.shape[1], g.shape[1]
     layout = _layout(B, T, columns - 1, f.dtype)
-    arrays = _Arrays(*layout.lattice(), *layout.vectors())
+    arrays = _Arrays(*layout.additive(f.shape[2], with_gradients))
     return f.new_empty((B, T, columns)), arrays.allocate(f)
 
 
@@ -282,7 +305,7 @@ def additive_backward(
     labels: Tensor,
     num_frames: Tensor,
     num_labels: Tensor,
-    weights: Tensor,  # [B, T, U+1], occupancy over the total
+    total: Tensor,  # [B, T, U+1]; for many outputs occupancy over the total
     kept: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients with respect to f and g (Eqs. 20-22), times upstream [B]."""
@@ -291,11 +314,25 @@ def additive_backward(
         (B, T, K), U = f.shape, g.shape[1] - 1
         lattice = _lattice(B, T, U, K, f.dtype, f.get_device())
         stream = current_stream(lattice.device)
-        evidence, passed, emitted, *vectors = lattice.additive.addresses(kept)
-        tops, weak_rows, chain = vectors
+        arrays = lattice.additive[True].addresses(kept)
+        evidence, passed, emitted, tops, weak_rows, chain = arrays[:6]
+        sizes = (B, T, U, K, *lattice.skew, upstream.stride(0))
+        if K <= FEW:
+            grad_f, grad_g = torch.empty_like(f), torch.empty_like(g)
+            lattice.kernels["few_gradients"](
+                (-(-T // TILE) + U + 1, B),
+                32 * TILE,
+                (
+                    f, g, tops, labels, *lengths, evidence, arrays[2], *arrays[6:], total,
+                    upstream, grad_f, grad_g, *sizes,
+                ),
+                stream=stream,
+            )  # fmt: skip
+            return grad_f, grad_g
+        weights = total
         # Computing the exponentials again is cheaper than keeping them until now; the memory of
         # f's becomes that of its gradient.
-        exp_f, exp_g = lattice.exponentials(f, g, lengths, vectors, stream, known=True)
+        exp_f, exp_g = lattice.exponentials(f, g, lengths, arrays[3:5], stream, known=True)
         grad_g = full_float32_matmul(weights.mT, exp_f)
         grad_f = full_float32_matmul(weights, exp_g, out=exp_f)
         lattice.kernels["gradients"](
@@ -303,7 +340,7 @@ def additive_backward(
             min(THREADS, -(-K // 32) * 32),
             (
                 f, g, tops, labels, chain, *lengths, evidence, passed, emitted, weights, weak_rows,
-                upstream, grad_f, grad_g, B, T, U, K, *lattice.skew, upstream.stride(0),
+                upstream, grad_f, grad_g, *sizes,
             ),
             stream=stream,
         )  # fmt: skip
@@ -338,7 +375,7 @@ def joint_forward(
             ),
             stream=stream,
         )  # fmt: skip
-        loss = lattice.variables(arrays[:3], labels, lengths, arrays[3:], stream, null)
+        loss = lattice.variables(arrays, labels, lengths, arrays[3:], stream, null)
         return loss, log_total, kept
 
 
@@ -402,7 +439,7 @@ def _given_arrows(
         (log_null, log_label, *lengths, arrays[1], arrays[2], T, columns - 1, *lattice.skew),
         stream=stream,
     )
-    loss = lattice.variables(arrays[:3], None, lengths, arrays[3:], stream)
+    loss = lattice.variables(arrays, None, lengths, arrays[3:], stream)
     return lattice, loss, space, arrays
 
 
@@ -460,8 +497,8 @@ def lattice_transitions(f: Tensor, g: Tensor, labels: Tensor) -> tuple[Tensor, T
         f, g = aligned(f[None]), aligned(g[None])
         (_, T, K), U = f.shape, len(labels)
         lattice = _lattice(1, T, U, K, f.dtype, f.get_device())
-        total, kept = f.new_empty((1, T, U + 1)), lattice.additive.allocate(f)
-        arrays, lengths = lattice.additive.addresses(kept), _one_item(f, T, U)
+        total, kept = f.new_empty((1, T, U + 1)), lattice.additive[False].allocate(f)
+        arrays, lengths = lattice.additive[False].addresses(kept), _one_item(f, T, U)
         stream = current_stream(lattice.device)
         lattice.transitions(f, g, labels[None].contiguous(), lengths, total, arrays, stream)
         log_null, log_label = (
