@@ -64,6 +64,8 @@ WIDE = {
     "four columns a thread": ([2], [2100], 3),
     "many labels": ([40, 7], [33, 64], 60),
     "two outputs": ([30, 9], [12, 5], 1),
+    "as many outputs as the kernels multiply": ([40, 7], [33, 64], 63),
+    "as few outputs as cuBLAS multiplies": ([40, 7], [33, 64], 64),
     "five thousand outputs": ([6, 9], [4, 7], 4999),
 }
 

@@ -134,6 +134,18 @@ def test_torch_func_differentiates_the_losses(loss_function, draw, backend):
     assert_same_bits(found, expected)
 
 
+@BACKEND
+@EVERY
+def test_torch_func_may_transform_what_the_loss_does_not_depend_on(loss_function, draw, backend):
+    leaves, rest = leaves_and_rest(draw(torch.float32))
+    expected = loss_function(*leaves, *rest, backend=backend).sum().detach()
+
+    def scaled(x):
+        return x * loss_function(*leaves, *rest, backend=backend).sum()
+
+    assert torch.func.grad(scaled)(torch.ones(())) == expected
+
+
 @EVERY
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing_changes_nothing(reentrant, loss_function, draw):
@@ -173,3 +185,30 @@ def test_fake_tensors_give_the_shapes(loss_function, draw):
     with FakeTensorMode() as mode:
         loss = loss_function(*(mode.from_tensor(x) for x in batch))
     assert loss.shape == (5,) and loss.dtype == torch.float32
+
+
+@BACKEND
+@EVERY
+def test_many_upstream_gradients_go_back_at_once(loss_function, draw, backend):
+    leaves, rest = leaves_and_rest(draw(torch.float32))
+    loss = loss_function(*leaves, *rest, backend=backend)
+    upstream = torch.eye(len(loss))
+    found = torch.autograd.grad(loss, leaves, upstream, retain_graph=True, is_grads_batched=True)
+    for b, row in enumerate(upstream):
+        expected = torch.autograd.grad(loss, leaves, row, retain_graph=True)
+        assert_same_bits([x[b] for x in found], expected)
+
+
+def test_an_untransformed_loss_goes_back_without_an_operator():
+    leaves, rest = leaves_and_rest(random_batch(*RAGGED))
+    loss = transducer_loss(*leaves, *rest, backend="reference").sum()
+    called = []
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            called.append(str(function))
+            return function(*arguments, **(options or {}))
+
+    with Mode():
+        torch.autograd.grad(loss, leaves)
+    assert called and not any("transduce" in name for name in called)

@@ -1,6 +1,8 @@
 """The CUDA sources compile, with NVRTC and without a GPU."""
 
+import ctypes
 import re
+import struct
 from itertools import product
 from pathlib import Path
 
@@ -68,6 +70,63 @@ def test_the_sources_take_the_sentinels_from_one_place():
     folder = Path(sentinels.__file__).parent.parent
     for path in (*folder.rglob("*.py"), *folder.rglob("*.cu")):
         assert path.name == "sentinels.py" or not literals.search(path.read_text()), path
+
+
+class Driver:
+    """Record what is launched, in place of the CUDA driver."""
+
+    def __init__(self, code=0):
+        self.code, self.launched, self.contexts, self.shared = code, [], [], []
+
+    def cuCtxSetCurrent(self, context):
+        self.contexts.append(context.value)
+        return 0
+
+    def cuFuncSetAttribute(self, function, attribute, value):
+        self.shared.append((function.value, attribute, value))
+        return 0
+
+    def cuLaunchKernel(self, function, *options):
+        *sizes, stream, pointers, _ = options
+        values = [ctypes.c_int64.from_address(pointer).value for pointer in pointers[:5]]
+        self.launched.append((function.value, sizes, stream.value, values))
+        return self.code
+
+    def cuGetErrorString(self, code, name):
+        name._obj.value = b"out of order"
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    found = Driver()
+    monkeypatch.setattr(nvrtc, "_driver", lambda: found)
+    monkeypatch.setattr(nvrtc, "_thread", nvrtc._Thread())
+    return found
+
+
+def test_a_launch_passes_every_argument_in_64_bits(driver):
+    kernel = nvrtc.Kernel(ctypes.c_void_p(11), ctypes.c_void_p(12), 0)
+    x = torch.zeros(3)
+    kernel((5, 6), 64, (x, None, -7, 0.5, True), stream=9)
+    half = struct.unpack("q", struct.pack("d", 0.5))[0]
+    values = [x.data_ptr(), 0, -7, half, 1]
+    assert driver.launched == [(11, [5, 6, 1, 64, 1, 1, 0], 9, values)]
+
+
+def test_a_launch_sets_the_context_and_asks_for_shared_memory_once(driver):
+    kernel = nvrtc.Kernel(ctypes.c_void_p(11), ctypes.c_void_p(12), 0)
+    for shared in (1000, 60_000, 60_000):
+        kernel((1, 1), 32, (1, 2, 3, 4, 5), shared=shared, stream=0)
+    assert driver.contexts == [12]
+    assert driver.shared == [(11, nvrtc.MAX_DYNAMIC_SHARED, 60_000)]
+    assert [sizes[-1] for _, sizes, _, _ in driver.launched] == [1000, 60_000, 60_000]
+
+
+def test_a_launch_that_fails_is_said(driver):
+    driver.code = 3
+    kernel = nvrtc.Kernel(ctypes.c_void_p(11), ctypes.c_void_p(12), 0)
+    with pytest.raises(RuntimeError, match=r"a kernel's launch failed: out of order \(3\)"):
+        kernel((1, 1), 32, (1, 2, 3, 4, 5), stream=0)
 
 
 def test_a_product_in_full_float32_is_a_product():

@@ -121,20 +121,24 @@ class Kernel:
         that one may wait for another. `stream` is the handle of the current stream, for a caller
         that makes several launches; without it the launch asks for it.
         """
-        _thread.values[: len(arguments)] = [_bits(argument) for argument in arguments]
-        if _thread.device != self.device:  # autograd's threads start without a context
-            _check(_driver().cuCtxSetCurrent(self.context), "setting the context")
-            _thread.device = self.device
+        thread, driver = _thread, _driver()
+        # ctypes converts a whole list and plain ints fastest; declared types would cost more.
+        thread.values[: len(arguments)] = [x if type(x) is int else _bits(x) for x in arguments]
+        if thread.device != self.device:  # autograd's threads start without a context
+            _check(driver.cuCtxSetCurrent(self.context), "setting the context")
+            thread.device = self.device
         if shared > self.shared:
-            code = _driver().cuFuncSetAttribute(self.function, MAX_DYNAMIC_SHARED, shared)
+            code = driver.cuFuncSetAttribute(self.function, MAX_DYNAMIC_SHARED, shared)
             _check(code, f"asking for {shared} bytes of shared memory")
             self.shared = shared
         handle = ctypes.c_void_p(current_stream(self.device) if stream is None else stream)
-        options = (self.function, *grid, 1, threads, 1, 1, shared, handle, _thread.pointers)
+        options = (self.function, *grid, 1, threads, 1, 1, shared, handle, thread.pointers)
         if together:
-            _check(_driver().cuLaunchCooperativeKernel(*options), "a kernel's launch")
+            code = driver.cuLaunchCooperativeKernel(*options)
         else:
-            _check(_driver().cuLaunchKernel(*options, None), "a kernel's launch")
+            code = driver.cuLaunchKernel(*options, None)
+        if code:
+            _check(code, "a kernel's launch")
 
 
 def _bits(argument: Tensor | int | float | None) -> int:
@@ -175,14 +179,18 @@ def full_float32_matmul(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tens
     the four products are added, smallest first. The process-wide switch stays as it is. `out` may
     be neither a nor b.
     """
+    product = torch.bmm if a.ndim == 3 else torch.mm  # half of matmul's time per call
+    single = a.is_cuda and a.dtype == torch.float32
+    tf32 = single and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    if not tf32 and not torch.is_autocast_enabled(a.device.type):
+        return product(a, b, out=out)
     with without_autocast(a.device.type):
-        tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-        if not (tf32 and a.is_cuda and a.dtype == torch.float32):
-            return torch.matmul(a, b, out=out)
+        if not tf32:
+            return product(a, b, out=out)
         (a_high, a_low), (b_high, b_low) = _split(a), _split(b)
-        result = torch.matmul(a_low, b_low, out=out)
+        result = product(a_low, b_low, out=out)
         for left, right in ((a_low, b_high), (a_high, b_low), (a_high, b_high)):
-            result += torch.matmul(left, right)
+            result += product(left, right)
         return result
 
 

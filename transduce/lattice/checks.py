@@ -26,22 +26,25 @@ def check_additive_shapes(
     num_labels: Tensor,
 ) -> None:
     """Raise ValueError unless the arguments of `transducer_loss` fit together."""
-    check_tensors(transcription=transcription, prediction=prediction, labels=labels)
-    check_tensors(num_frames=num_frames, num_labels=num_labels)
-    if transcription.ndim != 3:
-        raise ValueError(f"transcription must be [B, T, K+1], not {list(transcription.shape)}")
-    B, T, K1 = transcription.shape
-    if prediction.ndim != 3 or prediction.shape[0] != B or prediction.shape[2] != K1:
+    tensors = (transcription, prediction, labels, num_frames, num_labels)
+    if not all([isinstance(x, Tensor) for x in tensors]):
+        check_tensors(transcription=transcription, prediction=prediction, labels=labels)
+        check_tensors(num_frames=num_frames, num_labels=num_labels)
+    shape, of_prediction = transcription.shape, prediction.shape
+    if len(shape) != 3:
+        raise ValueError(f"transcription must be [B, T, K+1], not {list(shape)}")
+    B, T, K1 = shape
+    if len(of_prediction) != 3 or of_prediction[0] != B or of_prediction[2] != K1:
         raise ValueError(
             f"prediction must be [B, U+1, K+1] with B = {B} and K+1 = {K1} as in transcription, "
-            f"not {list(prediction.shape)}"
+            f"not {list(of_prediction)}"
         )
     if prediction.dtype != transcription.dtype:
         raise ValueError(
             f"transcription and prediction must have one type, not {transcription.dtype} and "
             f"{prediction.dtype}"
         )
-    columns = prediction.shape[1]
+    columns = of_prediction[1]
     _check_numbers_type("transcription", transcription, (B, T, columns, K1))
     _check_device("transcription", transcription, "prediction", prediction)
     _check_labels_shape("labels", labels, B, columns, "prediction")

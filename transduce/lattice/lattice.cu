@@ -436,7 +436,8 @@ extern "C" __global__ void gradients(const real* f, const real* g, const real* t
                                      const double* evidence, const real* passed, const real* emitted,
                                      const real* weights, const int* weak_rows, const real* upstream,
                                      real* grad_f, real* grad_g, integer B, integer max_T,
-                                     integer max_U, integer K, integer rows, integer columns) {
+                                     integer max_U, integer K, integer rows, integer columns,
+                                     integer upstream_step) {
   __shared__ real space[32];
   row_of row(blockIdx.x, num_frames, num_labels, B, max_T, max_U);
   bool of_f = row.of_f;
@@ -444,7 +445,7 @@ extern "C" __global__ void gradients(const real* f, const real* g, const real* t
   integer T = frames_of(num_frames, b, max_T), U = labels_of(num_labels, b, max_U);
   real* grad = (of_f ? grad_f : grad_g) + row.in_its_array * K;
   const real* x = (of_f ? f : g) + row.in_its_array * K;
-  real factor = upstream[b], top = tops[blockIdx.x];
+  real factor = upstream[b * upstream_step], top = tops[blockIdx.x];
   if (!row.inside || evidence[b] == INFINITE) {
     for (integer k = threadIdx.x; k < K; k += blockDim.x) grad[k] = 0;
     return;
@@ -500,6 +501,261 @@ extern "C" __global__ void gradients(const real* f, const real* g, const real* t
       if (x[0] > (real)-INFINITE) grad[0] -= visits - (i < U ? factor : (real)0);
       if (i < U) grad[label_at(labels, b, i, max_U, K)] -= factor;
     }
+  }
+}
+
+// --- Few outputs: the products of the additive density inside its kernels ------------------------
+
+// For K <= FEW a launch costs more than a product, so one kernel takes the place of `exponentials`, the
+// product and `transitions`, and one that of `flow`, `exponentials`, two products and `gradients`.
+// A block has TILE warps, each with one frame, and 32 columns at a time.
+#define TILE 8
+
+// Writes e^(x - the row's largest) into shared memory, one warp per row; returns the largest.
+__device__ real few_exponentials(const real* x, real* y, int K) {
+  int lane = threadIdx.x % 32;
+  real top = (real)-INFINITE;
+  bool bad = false;
+  for (int k = lane; k < K; k += 32) {
+    bad |= !(x[k] < INFINITE);
+    top = x[k] > top ? x[k] : top;
+  }
+  for (int d = 16; d > 0; d /= 2) {
+    real other = __shfl_xor_sync(0xffffffff, top, d);
+    top = other > top ? other : top;
+  }
+  if (top == (real)-INFINITE) top = 0;
+  if (__any_sync(0xffffffff, bad)) top = (real)NOT_A_NUMBER;
+  for (int k = lane; k < K; k += 32) y[k] = exponential(x[k] - top);
+  return top;
+}
+
+// Writes what `exponentials` and `transitions` write, but for flags and chains. The blocks of an item
+// (blockIdx.y) begin at frame 1 - columns, so that every node of the skewed arrays is written.
+extern "C" __global__ void __launch_bounds__(32 * TILE)
+    few_transitions(const real* f, const real* g, const integer* labels, const integer* num_frames,
+                    const integer* num_labels, real* tops, real* total, real* log_null, real* log_label,
+                    integer B, integer max_T, integer max_U, integer K, integer rows, integer columns,
+                    double threshold) {
+  __shared__ real exp_f[TILE][FEW + 1], exp_g[32][FEW + 1], tops_g[32];  // odd rows: no bank conflicts
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, outputs = (int)K;
+  integer b = blockIdx.y;
+  int T = (int)frames_of(num_frames, b, max_T), U = (int)labels_of(num_labels, b, max_U);
+  int first = (int)(blockIdx.x * TILE) - (int)columns + 1, t = first + warp;
+  bool some = first + TILE > 0 && first < T, frame = t >= 0 && t < T;
+  integer row_f = b * max_T + t;
+  const real* f_t = f + row_f * K;
+  real top_f = 0;
+  if (frame) {
+    top_f = few_exponentials(f_t, exp_f[warp], outputs);
+    if (lane == 0) tops[row_f] = top_f;
+  }
+  for (int first_u = 0; first_u < columns; first_u += 32) {
+    int u = first_u + lane;
+    if (some) {
+      __syncthreads();
+      for (int i = warp; i < 32 && first_u + i <= U; i += TILE) {
+        integer row_g = b * (max_U + 1) + first_u + i;
+        real top = few_exponentials(g + row_g * K, exp_g[i], outputs);
+        if (lane == 0) tops_g[i] = top;
+        if (lane == 0 && first <= 0) tops[B * max_T + row_g] = top;
+      }
+      __syncthreads();
+    }
+    real null = (real)IMPOSSIBLE, label = (real)IMPOSSIBLE;
+    if (frame && u <= U) {
+      const real* g_u = g + (b * (max_U + 1) + u) * K;
+      real sum = 0;
+#pragma unroll 8
+      for (int k = 0; k < outputs; k++) sum += exp_f[warp][k] * exp_g[lane][k];  // Eq. 13's denominator
+      double log_total;
+      if (sum < (real)threshold) {
+        sum = 0;
+        log_total = direct_log_total(f_t, g_u, K);
+        if (log_total == -INFINITE) log_total = INFINITE;  // makes both arrows impossible
+      } else {
+        log_total = (double)top_f + (double)tops_g[lane] + (double)logarithm(sum);
+      }
+      total[row_f * (max_U + 1) + u] = sum;
+      null = arrow((double)f_t[0] + (double)g_u[0] - log_total);
+      if (u < U) {
+        integer k = label_at(labels, b, u, max_U, K);
+        label = arrow((double)f_t[k] + (double)g_u[k] - log_total);
+      }
+    }
+    if (u < columns && t + u >= 0 && t + u < rows) {
+      integer at = (b * rows + t + u) * columns + u;
+      log_null[at] = null;
+      log_label[at] = label;
+    }
+  }
+}
+
+// A node as the gradients need it. The share of output k in the occupancy is weight e^(f_k + g_k - tops);
+// where the total was not trusted it is passed e^(f_k + g_k - log_total), and the weight is 0.
+struct few_node {
+  real weight, passed, emitted;
+  bool weak;
+  double log_total;
+};
+
+struct few_nodes {
+  const real *f, *g, *total, *log_label;
+  log_variables log_alpha, log_beta;
+  double evidence;
+  integer b, max_T, max_U, K, rows, columns;
+  int T, U;
+  __device__ few_node at(int t, int u) const {
+    few_node found = {0, 0, 0, false, 0};
+    if (t >= T || u > U) return found;
+    integer node = (b * rows + t + u) * columns + u, cell = (b * max_T + t) * (max_U + 1) + u;
+    occupancy given_y(log_alpha, log_beta, log_label, evidence, node, columns, u < U);
+    real all = total[cell];
+    found.passed = given_y.passed;
+    found.emitted = given_y.emitted;
+    found.weight = all == 0 ? (real)0 : given_y.passed / all;
+    found.weak = all == 0 && given_y.passed > 0;
+    if (found.weak)
+      found.log_total = direct_log_total(f + (b * max_T + t) * K, g + (b * (max_U + 1) + u) * K, K);
+    return found;
+  }
+};
+
+// The sums over the nodes of a row of their shares in the outputs lane and lane + 32.
+struct few_sums {
+  real strong[(FEW + 31) / 32], weak[(FEW + 31) / 32];
+};
+
+// Writes the gradients (Eqs. 21-22) from α and β. The first blocks of an item (blockIdx.y) have a frame
+// per warp, the others have a row of g each.
+extern "C" __global__ void __launch_bounds__(32 * TILE)
+    few_gradients(const real* f, const real* g, const real* tops, const integer* labels,
+                  const integer* num_frames, const integer* num_labels, const double* evidence,
+                  const real* log_label, const real* high_alpha, const unsigned short* low_alpha,
+                  const real* high_beta, const unsigned short* low_beta, const real* total,
+                  const real* upstream, real* grad_f, real* grad_g, integer B, integer max_T,
+                  integer max_U, integer K, integer rows, integer columns, integer upstream_step) {
+  constexpr int PARTS = (FEW + 31) / 32;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, outputs = (int)K;
+  integer b = blockIdx.y;
+  int T = (int)frames_of(num_frames, b, max_T), U = (int)labels_of(num_labels, b, max_U);
+  int blocks_of_f = (int)((max_T + TILE - 1) / TILE);
+  const real factor = upstream[b * upstream_step];
+  bool possible = evidence[b] != INFINITE;
+  few_nodes nodes = {f, g, total, log_label,
+                     {(real*)high_alpha, (unsigned short*)low_alpha},
+                     {(real*)high_beta, (unsigned short*)low_beta},
+                     evidence[b], b, max_T, max_U, K, rows, columns, T, U};
+  const real *of_f = f + b * max_T * K, *of_g = g + b * (max_U + 1) * K;
+  const real *tops_f = tops + b * max_T, *tops_g = tops + B * max_T + b * (max_U + 1);
+  few_sums sums = {};
+  if ((int)blockIdx.x < blocks_of_f) {
+    __shared__ real exp_g[32][FEW + 1];
+    __shared__ int label[32];
+    int first = blockIdx.x * TILE, t = first + warp;
+    real emitted[PARTS] = {};
+    bool inside = possible && t < T;
+    for (int first_u = 0; possible && first < T && first_u <= U; first_u += 32) {
+      __syncthreads();
+      for (int i = warp; i < 32 && first_u + i <= U; i += TILE)
+        for (int k = lane; k < outputs; k += 32)
+          exp_g[i][k] = exponential(of_g[(first_u + i) * K + k] - tops_g[first_u + i]);
+      if (warp == 0)
+        label[lane] = first_u + lane < U ? (int)label_at(labels, b, first_u + lane, max_U, K) : -1;
+      __syncthreads();
+      few_node mine = {0, 0, 0, false, 0};
+      if (inside) mine = nodes.at(t, first_u + lane);
+      for (int i = 0; i < 32 && first_u + i <= U; i++) {
+        real weight = __shfl_sync(0xffffffff, mine.weight, i);
+        real leaving = __shfl_sync(0xffffffff, mine.emitted, i);
+#pragma unroll
+        for (int j = 0; j < PARTS; j++) {
+          int k = lane + 32 * j;
+          if (k < outputs) sums.strong[j] += weight * exp_g[i][k];
+          emitted[j] += label[i] == k ? leaving : (real)0;
+        }
+      }
+      unsigned weak = __ballot_sync(0xffffffff, mine.weak);
+      for (; weak; weak &= weak - 1) {
+        int i = __ffs(weak) - 1;
+        real passed = __shfl_sync(0xffffffff, mine.passed, i);
+        double log_total = __shfl_sync(0xffffffff, mine.log_total, i);
+#pragma unroll
+        for (int j = 0; j < PARTS; j++) {
+          int k = lane + 32 * j;
+          if (k < outputs)
+            sums.weak[j] += passed * exponential((real)((double)of_f[t * K + k] +
+                                                        (double)of_g[(first_u + i) * K + k] - log_total));
+        }
+      }
+    }
+    if (t >= max_T) return;
+#pragma unroll
+    for (int j = 0; j < PARTS; j++) {
+      int k = lane + 32 * j;
+      if (k >= outputs) continue;
+      real grad = 0;
+      if (inside) {
+        grad = sums.strong[j] * (factor * exponential(of_f[t * K + k] - tops_f[t]));
+        grad += factor * sums.weak[j];
+        if (k == 0) grad -= factor;  // one null per frame
+        grad -= factor * emitted[j];
+      }
+      grad_f[(b * max_T + t) * K + k] = grad;
+    }
+    return;
+  }
+  __shared__ few_sums all[TILE][32];
+  int u = blockIdx.x - blocks_of_f;
+  bool inside = possible && u <= U;
+  for (int first = 32 * warp; inside && first < T; first += 32 * TILE) {
+    few_node mine = nodes.at(first + lane, u);
+    real top = first + lane < T ? tops_f[first + lane] : (real)0;
+    for (int i = 0; i < 32 && first + i < T; i++) {
+      real weight = __shfl_sync(0xffffffff, mine.weight, i), top_f = __shfl_sync(0xffffffff, top, i);
+#pragma unroll
+      for (int j = 0; j < PARTS; j++) {
+        int k = lane + 32 * j;
+        if (k < outputs) sums.strong[j] += weight * exponential(of_f[(first + i) * K + k] - top_f);
+      }
+    }
+    unsigned weak = __ballot_sync(0xffffffff, mine.weak);
+    for (; weak; weak &= weak - 1) {
+      int i = __ffs(weak) - 1;
+      real passed = __shfl_sync(0xffffffff, mine.passed, i);
+      double log_total = __shfl_sync(0xffffffff, mine.log_total, i);
+#pragma unroll
+      for (int j = 0; j < PARTS; j++) {
+        int k = lane + 32 * j;
+        if (k < outputs)
+          sums.weak[j] += passed * exponential((real)((double)of_f[(first + i) * K + k] +
+                                                      (double)of_g[u * K + k] - log_total));
+      }
+    }
+  }
+  all[warp][lane] = sums;
+  __syncthreads();
+  if (warp > 0) return;
+  real grad[PARTS] = {}, visits = 0;  // upstream times the sum over t of the occupancy
+#pragma unroll
+  for (int j = 0; j < PARTS; j++) {
+    int k = lane + 32 * j;
+    if (k >= outputs || !inside) continue;
+    real strong = 0, weak = 0;
+    for (int i = 0; i < TILE; i++) strong += all[i][lane].strong[j], weak += all[i][lane].weak[j];
+    grad[j] = strong * (factor * exponential(of_g[u * K + k] - tops_g[u])) + factor * weak;
+    visits += grad[j];
+  }
+  for (int d = 16; d > 0; d /= 2) visits += __shfl_xor_sync(0xffffffff, visits, d);
+  int label = inside && u < U ? (int)label_at(labels, b, u, max_U, K) : -1;
+#pragma unroll
+  for (int j = 0; j < PARTS; j++) {
+    int k = lane + 32 * j;
+    if (k >= outputs) continue;
+    // Where null is impossible no null leaves u, and the difference is only rounding.
+    if (inside && k == 0 && of_g[u * K] > (real)-INFINITE) grad[j] -= visits - (u < U ? factor : (real)0);
+    if (k == label) grad[j] -= factor;
+    grad_g[(b * (max_U + 1) + u) * K + k] = grad[j];
   }
 }
 
@@ -587,7 +843,8 @@ extern "C" __global__ void joint_gradient(const input* logits, const real* log_t
                                           const unsigned short* low_beta, const real* log_label,
                                           const double* evidence, const real* upstream, input* grad,
                                           integer max_T, integer max_U, integer K, integer rows,
-                                          integer columns, integer null, integer fused, double clamp) {
+                                          integer columns, integer null, integer fused, double clamp,
+                                          integer upstream_step) {
   int i = (int)((blockIdx.x * (integer)blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
   integer b = blockIdx.y, cell = b * max_T * (max_U + 1) + i;
   if (i >= max_T * (max_U + 1)) return;
@@ -600,7 +857,7 @@ extern "C" __global__ void joint_gradient(const input* logits, const real* log_t
     return;
   }
   integer node = (b * rows + t + u) * columns + u, label = u < U ? label_at(labels, b, u, max_U, K) : -1;
-  real total = log_total[cell], factor = upstream[b], bound = (real)clamp;
+  real total = log_total[cell], factor = upstream[b * upstream_step], bound = (real)clamp;
   log_variables log_alpha = {(real*)high_alpha, (unsigned short*)low_alpha};
   log_variables log_beta = {(real*)high_beta, (unsigned short*)low_beta};
   occupancy given_y(log_alpha, log_beta, log_label, evidence[b], node, columns, u < U);

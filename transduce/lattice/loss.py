@@ -73,7 +73,7 @@ def transducer_loss(
     name = resolve(backend, transcription.device)
     with_gradients = _needs_gradients(transcription, prediction)
     integers = (labels, num_frames, num_labels)
-    loss, *_ = additive_loss(transcription, prediction, *integers, with_gradients, name)
+    loss = additive_loss.loss(transcription, prediction, *integers, with_gradients, name)
     return _reduced(loss, reduction)
 
 
@@ -99,7 +99,7 @@ def rnnt_loss(
     check_reduction(reduction)
     name = resolve(backend, logits.device)
     options = (blank % logits.shape[3], fused_log_softmax, float(clamp), _needs_gradients(logits))
-    loss, *_ = joint_loss(logits, targets, logit_lengths, target_lengths, *options, name)
+    loss = joint_loss.loss(logits, targets, logit_lengths, target_lengths, *options, name)
     return _reduced(loss, reduction)
 
 
@@ -146,9 +146,11 @@ def lattice_loss(
     check_reduction(reduction)
     name = resolve(backend, log_null.device)
     wanted = with_occupancies or _needs_gradients(log_null, log_label)
-    loss, *occupancies = arrow_loss(log_null, log_label, num_frames, num_labels, wanted, name)
-    loss = _reduced(loss, reduction)
-    return (loss, Occupancies(*occupancies)) if with_occupancies else loss
+    arguments = (log_null, log_label, num_frames, num_labels, wanted, name)
+    if not with_occupancies:
+        return _reduced(arrow_loss.loss(*arguments), reduction)
+    loss, *occupancies = arrow_loss(*arguments)
+    return _reduced(loss, reduction), Occupancies(*occupancies)
 
 
 class TransducerLoss(nn.Module):
