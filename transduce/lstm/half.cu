@@ -11,7 +11,8 @@
 // A product is weights [ROWS, SUM] by numbers [SUM, CHUNK]. Each warp adds up a part of the SUM
 // terms for all rows; its numbers come from the cache as the tensor cores take them, since the order
 // of the terms is free. The warps' parts are added in shared memory, always in the same order. A
-// thread then computes two neighbouring units of a sequence.
+// thread then computes two neighbouring units of a sequence. The chunks of a group are dealt to TEAMS of
+// WARPS warps, which do not wait for each other: one computes while another waits for its numbers.
 
 typedef long long integer;
 typedef unsigned int word;  // two numbers of half precision
@@ -40,10 +41,11 @@ struct __align__(8) two {
   float e[2];
 };
 
-__device__ __forceinline__ void look(const word* p, words& x) {
-  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.e[0]), "=r"(x.e[1]), "=r"(x.e[2]), "=r"(x.e[3])
-               : "l"(p)
+// A predicate, not a branch: several loads shall be in flight.
+__device__ __forceinline__ void look(bool wanted, const word* p, words& x) {
+  asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
+               : "+r"(x.e[0]), "+r"(x.e[1]), "+r"(x.e[2]), "+r"(x.e[3])
+               : "l"(p), "r"((int)wanted)
                : "memory");
 }
 __device__ __forceinline__ bool missing(const words& x) {
@@ -97,9 +99,9 @@ __device__ __forceinline__ two unpack(pair x) { return x; }
 
 // The position of a block, its shared memory and its weights.
 struct block {
-  int d, first, member, warp, lane, rows, longest;
+  int d, first, member, team, warp, lane, rows, longest;
   integer B, N, D;
-  float* sums;  // two buffers
+  float* sums;  // two buffers of the team
   int *lengths, *ends;  // of the sequences, -1 for those past the last; the longest of each chunk
 #if RESIDENT
   words kept[SHARE][2][TILES];
@@ -115,18 +117,19 @@ struct block {
     member = blockIdx.x % BLOCKS;
     d = (int)(first_direction + group / groups);
     first = (int)(group % groups * R);
-    warp = threadIdx.x / 32;
+    team = threadIdx.x / THREADS;
+    warp = threadIdx.x % THREADS / 32;
     lane = threadIdx.x % 32;
     rows = (int)((R + CHUNK - 1) / CHUNK * CHUNK);
-    sums = (float*)shared;
-    char* rest = shared + 2 * SUMS * sizeof(float);
+    sums = (float*)shared + team * 2 * SUMS;
+    char* rest = shared + TEAMS * 2 * SUMS * sizeof(float);
 #if !RESIDENT
     kept = (words*)rest;
     rest += WARPS * SHARE * 2 * TILES * 32 * sizeof(words);
 #endif
     lengths = (int*)rest;
     ends = lengths + rows;
-    for (int row = threadIdx.x; row < rows; row += THREADS) {
+    for (int row = threadIdx.x; row < rows; row += TEAMS * THREADS) {
       integer b = first + row, length = -1;
       if (row < R && b < B) {
         length = all_lengths ? all_lengths[b] : N;
@@ -137,7 +140,7 @@ struct block {
     __syncthreads();
     longest = 0;
     for (int row = 0; row < rows; row++) longest = max(longest, lengths[row]);
-    for (int chunk = threadIdx.x; chunk < rows / CHUNK; chunk += THREADS) {
+    for (int chunk = threadIdx.x; chunk < rows / CHUNK; chunk += TEAMS * THREADS) {
       int end = 0;
       for (int row = 0; row < CHUNK; row++) end = max(end, lengths[chunk * CHUNK + row]);
       ends[chunk] = end;
@@ -154,7 +157,7 @@ struct block {
 #if RESIDENT
           kept[step][half][tile] = a;
 #else
-          kept[((warp * SHARE + step) * 2 + half) * TILES * 32 + tile * 32 + lane] = a;
+          if (team == 0) kept[((warp * SHARE + step) * 2 + half) * TILES * 32 + tile * 32 + lane] = a;
 #endif
         }
       }
@@ -183,6 +186,9 @@ struct block {
     return ((integer)(first + row) * N + t) * D + d;
   }
 
+  __device__ __forceinline__ void wait_for_team() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(THREADS) : "memory");
+  }
   // Issue the loads of a batch: each is eight terms of a sequence.
   __device__ __forceinline__ void issue(int batch, words (&x)[AHEAD], const word* const (&from)[COLUMNS]) const {
 #pragma unroll
@@ -190,7 +196,7 @@ struct block {
       int load = batch * AHEAD + i, step = load / COLUMNS, column = load % COLUMNS;
       if (load >= LOADS) break;
       x[i].e[0] = x[i].e[1] = x[i].e[2] = x[i].e[3] = 0;
-      if (from[column] && warp * SHARE + step < STEPS) look(from[column] + step * 16, x[i]);
+      look(from[column] && warp * SHARE + step < STEPS, from[column] + step * 16, x[i]);
     }
   }
   // Multiply the weights by the numbers of a chunk; write this warp's part of the sums to `to`.
@@ -209,18 +215,17 @@ struct block {
     for (int batch = 0; batch < BATCHES; batch++) {
       if (batch + 1 < BATCHES) issue(batch + 1, x[(batch + 1) % 2], from);
       bool again = true;
-      while (again) {
+      while (__any_sync(0xffffffff, again)) {
         again = false;
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
           int load = batch * AHEAD + i, step = load / COLUMNS, column = load % COLUMNS;
-          if (load < LOADS && missing(x[batch % 2][i])) {
-            look(from[column] + step * 16, x[batch % 2][i]);
-            again = true;
-          }
+          if (load >= LOADS) break;
+          bool lacking = missing(x[batch % 2][i]);
+          look(lacking, from[column] + step * 16, x[batch % 2][i]);
+          again |= lacking;
         }
       }
-      __syncwarp();
 #pragma unroll
       for (int i = 0; i < AHEAD; i++) {
         int load = batch * AHEAD + i, step = load / COLUMNS, column = load % COLUMNS;
@@ -250,7 +255,7 @@ struct place {
   int row, couple;  // of the chunk, of the block
   bool inside;
   __device__ __forceinline__ place(int turn) {
-    int i = turn * THREADS + threadIdx.x;
+    int i = turn * THREADS + threadIdx.x % THREADS;
     row = i / 4 % CHUNK;
     couple = i / 4 / CHUNK * 4 + i % 4;
     inside = i < PAIRS && couple < UNITS / 2;
@@ -280,7 +285,7 @@ __device__ __forceinline__ void put(float* p, two x) { *(two*)p = x; }
 // biases if those are given, and the gates on return. `before` [B, N, D, H], EMPTY on entry, gets
 // h(n-1). Null lengths mean N, null first_h and first_s mean zero. Null states mean that there is no
 // backward pass: states and gates are not kept.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(TEAMS * THREADS, 1)
     half_forward(float* gates, const word* hidden_weights, const float* peepholes, const float* biases,
                  const integer* all_lengths, const float* first_h, const float* first_s, pair* output,
                  word* before, float* states, float* last_h, float* last_s, integer B, integer N,
@@ -297,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int i = 0; i < 3; i++)
       peep[turn][i] = get_or_zero(at.inside ? peepholes : 0, ((integer)my.d * 3 + i) * H + unit);
-    for (int row = at.row; at.inside && row < my.rows; row += CHUNK) {
+    for (int row = my.team * CHUNK + at.row; at.inside && row < my.rows; row += TEAMS * CHUNK) {
       if (my.lengths[row] < 0) continue;
       integer state = ((integer)my.d * B + my.first + row) * H + unit;
       two h = get_or_zero(first_h, state);
@@ -306,17 +311,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       else publish(before + (my.frame(row, 0) * H + unit) / 2, pack(h));
     }
   }
+  const integer next = my.d == 0 ? D : -D;  // from a frame to the one after it
   int buffer = 0;
   for (int n = 0; n < my.longest; n++)
-    for (int chunk = 0; chunk < my.rows; chunk += CHUNK) {
+    for (int chunk = my.team * CHUNK; chunk < my.rows; chunk += TEAMS * CHUNK) {
       if (n >= my.ends[chunk / CHUNK]) continue;
       two inputs[TURNS][4], state[TURNS];
+      integer here[TURNS];
 #pragma unroll
       for (int turn = 0; turn < TURNS; turn++) {
         place at(turn);
         int row = chunk + at.row, unit = my.member * UNITS + 2 * at.couple;
         if (at.inside && n < my.lengths[row]) {
-          const float* g = gates + my.frame(row, n) * 4 * H + unit;
+          here[turn] = my.frame(row, n);
+          const float* g = gates + here[turn] * 4 * H + unit;
 #pragma unroll
           for (int i = 0; i < 4; i++) inputs[turn][i] = get(g + i * H);
           state[turn] = get(last_s + ((integer)my.d * B + my.first + row) * H + unit);
@@ -333,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       float* sums = my.sums + buffer * SUMS;
       buffer ^= 1;
       my.product(sums, from);
-      __syncthreads();
+      my.wait_for_team();
 #pragma unroll
       for (int turn = 0; turn < TURNS; turn++) {
         place at(turn);
@@ -357,21 +365,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           gate[2].e[e] = squashed, gate[3].e[e] = output_gate;
         }
         bool last = n == my.lengths[row] - 1;
-        if (!last) publish(before + (my.frame(row, n + 1) * H + unit) / 2, pack(h));
-        integer here = my.frame(row, n), carried = ((integer)my.d * B + my.first + row) * H + unit;
-        output[(here * H + unit) / 2] = rounded(h);
+        if (!last) publish(before + ((here[turn] + next) * H + unit) / 2, pack(h));
+        integer carried = ((integer)my.d * B + my.first + row) * H + unit;
+        output[(here[turn] * H + unit) / 2] = rounded(h);
         put(last_s + carried, now);
         if (last) put(last_h + carried, h);
         if (states) {
-          put(states + here * H + unit, now);
-          float* g = gates + here * 4 * H + unit;
+          put(states + here[turn] * H + unit, now);
+          float* g = gates + here[turn] * 4 * H + unit;
 #pragma unroll
           for (int i = 0; i < 4; i++) put(g + i * H, gate[i]);
         }
       }
     }
   for (int row = 0; row < my.rows; row++)  // zero the padding
-    for (integer i = threadIdx.x; my.lengths[row] >= 0 && i < (N - my.lengths[row]) * (UNITS / 2); i += THREADS) {
+    for (integer i = threadIdx.x; my.lengths[row] >= 0 && i < (N - my.lengths[row]) * (UNITS / 2); i += TEAMS * THREADS) {
       integer t = my.lengths[row] + i / (UNITS / 2);
       integer at = (((my.first + row) * N + t) * D + my.d) * (H / 2) + my.member * (UNITS / 2) + i % (UNITS / 2);
       output[at] = rounded(two{0, 0});
@@ -384,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 // The backward pass (docs/derivations.md). `grad_sums` [B, N, D, 4, H] is EMPTY on entry;
 // `hidden_weights` [D, H, 4, H] are transposed. `grad_rest` [groups, D, 7, H] gets each group's part of
 // the gradients of the three peepholes and four biases. Null gradients are zero.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(TEAMS * THREADS, 1)
     half_backward(const float* gates, const word* hidden_weights, const float* peepholes,
                   const integer* all_lengths, const float* first_s, const float* states,
                   const pair* grad_output, const float* grad_last_h, const float* grad_last_s,
@@ -401,27 +409,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int i = 0; i < 3; i++)
       peep[turn][i] = get_or_zero(at.inside ? peepholes : 0, ((integer)my.d * 3 + i) * H + unit);
-    for (int row = at.row; at.inside && row < my.rows; row += CHUNK) {
+    for (int row = my.team * CHUNK + at.row; at.inside && row < my.rows; row += TEAMS * CHUNK) {
       integer carried = ((integer)my.d * B + my.first + row) * H + unit;
       if (my.lengths[row] >= 0) put(grad_first_s + carried, get_or_zero(grad_last_s, carried));
     }
   }
+  const integer next = my.d == 0 ? D : -D;  // from a frame to the one after it
   int buffer = 0;
   for (int n = my.longest - 1; n >= -1; n--)
-    for (int chunk = 0; chunk < my.rows; chunk += CHUNK) {
+    for (int chunk = my.team * CHUNK; chunk < my.rows; chunk += TEAMS * CHUNK) {
       if (n >= my.ends[chunk / CHUNK]) continue;
       two gate[TURNS][4], now[TURNS], earlier[TURNS], above[TURNS], carry[TURNS];
+      integer here[TURNS];
 #pragma unroll
       for (int turn = 0; turn < TURNS; turn++) {
         place at(turn);
         int row = chunk + at.row, unit = my.member * UNITS + 2 * at.couple;
         if (at.inside && n >= 0 && n < my.lengths[row]) {
-          integer here = my.frame(row, n), carried = ((integer)my.d * B + my.first + row) * H + unit;
+          integer carried = ((integer)my.d * B + my.first + row) * H + unit;
+          here[turn] = my.frame(row, n);
 #pragma unroll
-          for (int i = 0; i < 4; i++) gate[turn][i] = get(gates + (here * 4 + i) * H + unit);
-          now[turn] = get(states + here * H + unit);
-          earlier[turn] = n > 0 ? get(states + my.frame(row, n - 1) * H + unit) : get_or_zero(first_s, carried);
-          above[turn] = grad_output ? unpack(grad_output[(here * H + unit) / 2]) : two{0, 0};
+          for (int i = 0; i < 4; i++) gate[turn][i] = get(gates + (here[turn] * 4 + i) * H + unit);
+          now[turn] = get(states + here[turn] * H + unit);
+          earlier[turn] = n > 0 ? get(states + (here[turn] - next) * H + unit) : get_or_zero(first_s, carried);
+          above[turn] = grad_output ? unpack(grad_output[(here[turn] * H + unit) / 2]) : two{0, 0};
           carry[turn] = get(grad_first_s + carried);
         }
       }
@@ -436,7 +447,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       float* sums = my.sums + buffer * SUMS;
       buffer ^= 1;
       my.product(sums, from);
-      __syncthreads();
+      my.wait_for_team();
 #pragma unroll
       for (int turn = 0; turn < TURNS; turn++) {
         place at(turn);
@@ -470,7 +481,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
           for (int i = 0; i < 4; i++) rest[turn][3 + i].e[e] += grad[i].e[e];
         }
-        word* to = grad_sums + (my.frame(row, n) * 4 * H + unit) / 2;
+        word* to = grad_sums + (here[turn] * 4 * H + unit) / 2;
 #pragma unroll
         for (int i = 0; i < 4; i++) publish(to + i * (H / 2), pack(grad[i]));
         put(grad_first_s + carried, passed);
@@ -489,13 +500,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < 7 * UNITS; i += THREADS) {
+  for (int i = threadIdx.x; i < 7 * UNITS; i += TEAMS * THREADS) {
     float sum = 0;
-    for (int row = 0; row < CHUNK; row++) sum += my.sums[i * CHUNK + row];
+    for (int team = 0; team < TEAMS; team++)
+      for (int row = 0; row < CHUNK; row++)
+        sum += my.sums[(team - my.team) * 2 * SUMS + i * CHUNK + row];
     grad_rest[((my.first / R * D + my.d) * 7 + i / UNITS) * H + my.member * UNITS + i % UNITS] = sum;
   }
   for (int row = 0; row < my.rows; row++)  // zero the padding
-    for (integer i = threadIdx.x; my.lengths[row] >= 0 && i < (N - my.lengths[row]) * (2 * UNITS); i += THREADS) {
+    for (integer i = threadIdx.x; my.lengths[row] >= 0 && i < (N - my.lengths[row]) * (2 * UNITS); i += TEAMS * THREADS) {
       integer t = my.lengths[row] + i / (2 * UNITS), at = ((my.first + row) * N + t) * D + my.d;
       int part = (int)(i / (UNITS / 2) % 4), couple = (int)(i % (UNITS / 2));
       grad_sums[(at * 4 + part) * (H / 2) + my.member * (UNITS / 2) + couple] = 0;

@@ -34,9 +34,10 @@ WIDTH = 32  # the units are padded to a multiple of it: a step of the kernels' p
 UNITS = {1: 4, 4: 16}  # units of a block are a multiple of it: the rows of a tile of weights
 MOST_UNITS = 64
 CHUNKS = (8, 16, 24, 32, 48, 64)
-WARPS = (8, 5, 10)
+# Warps of a team, and teams.
+TEAMS = ((8, 1), (4, 1), (5, 1), (10, 1), (12, 1), (16, 1), (8, 2), (4, 2), (5, 2), (4, 3), (4, 4))
 AHEAD = (8, 4)
-REGISTERS = 65536  # of a multiprocessor
+REGISTERS = 512  # of each lane of a quarter of a multiprocessor, for a fourth of the warps
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Layout:
     H: int  # units, padded
     units: int  # units of a block
     chunk: int  # sequences that a block takes at a time
-    warps: int  # warps of a block
+    warps: int  # warps of a team
+    teams: int  # teams of a block: one computes while another waits
     ahead: int  # loads of a thread in a batch; two batches are in flight
     resident: bool  # whether the weights stay in registers, not in shared memory
     directions: int  # directions that run at once
@@ -77,13 +79,13 @@ class Layout:
         loads = 8 * min(self.ahead, -(-self.share * columns // 2))
         turns = -(-(self.units + 7) // 8 * 4 * self.chunk // (32 * self.warps))
         own = turns * (24 if self.parts == 1 else 36)
-        return weights + 4 * self.tiles * columns + loads + own + 2 * columns + 36
+        return weights + 4 * self.tiles * columns + loads + own + 2 * columns + 24
 
     @property
     def shared(self) -> int:
         """The bytes of shared memory of a block."""
         stride = self.chunk + 8 if self.chunk % 16 == 0 else self.chunk
-        sums = 2 * 4 * self.warps * self.tiles * 16 * stride
+        sums = 2 * 4 * self.teams * self.warps * self.tiles * 16 * stride
         weights = 0 if self.resident else 1024 * self.warps * self.share * self.tiles
         rows = -(-self.rows // self.chunk) * self.chunk
         return sums + weights + 4 * (rows + rows // self.chunk)
@@ -101,12 +103,17 @@ def layouts(parts: int, B: int, D: int, H: int, processors: int, shared: int) ->
         if groups == 0:
             continue
         rows = -(-B // groups)
-        for chunk, warps, ahead, resident in product(CHUNKS, WARPS, AHEAD, (True, False)):
+        for chunk, (warps, teams), ahead, resident in product(CHUNKS, TEAMS, AHEAD, (True, False)):
             layout = Layout(
-                parts, H, units, chunk, warps, ahead, resident, directions, rows, -(-B // rows)
-            )
-            most = min(255, REGISTERS // (32 * warps) // 8 * 8)
-            if chunk >= rows + 8 or layout.registers > most or layout.shared > shared:
+                parts, H, units, chunk, warps, teams, ahead, resident, directions, rows,
+                -(-B // rows),
+            )  # fmt: skip
+            most = min(255, REGISTERS // -(-warps * teams // 4) // 8 * 8)
+            if (
+                chunk * teams >= rows + 8 * teams
+                or layout.registers > most
+                or layout.shared > shared
+            ):
                 continue
             found.append(layout)
     return found
@@ -151,8 +158,8 @@ def options(layout: Layout, half: torch.dtype, half_output: bool) -> tuple[str, 
     """Return the compiler options of a layout."""
     sizes = (
         f"-DH={layout.H}", f"-DPARTS={layout.parts}", f"-DUNITS={layout.units}",
-        f"-DCHUNK={layout.chunk}", f"-DWARPS={layout.warps}", f"-DAHEAD={layout.ahead}",
-        f"-DRESIDENT={int(layout.resident)}",
+        f"-DCHUNK={layout.chunk}", f"-DWARPS={layout.warps}", f"-DTEAMS={layout.teams}",
+        f"-DAHEAD={layout.ahead}", f"-DRESIDENT={int(layout.resident)}",
     )  # fmt: skip
     kind = ("-DBFLOAT16",) if half == torch.bfloat16 else ()
     return *sizes, *kind, *(("-DHALF_OUTPUT",) if half_output else ())
@@ -168,7 +175,7 @@ def _through_time(
     for first in range(0, D, layout.directions):
         kernel(
             (layout.directions * layout.groups * layout.blocks, 1),
-            32 * layout.warps,
+            32 * layout.warps * layout.teams,
             (*arguments, B, N, D, layout.rows, layout.groups, first),
             shared=layout.shared,
             together=True,
