@@ -134,7 +134,7 @@ def test_a_layout_covers_all_units_and_sequences_and_runs_at_once(H, D, processo
             assert found.units * found.blocks == H
             assert found.rows * found.groups >= B > found.rows * (found.groups - 1)
             assert found.directions * found.groups * found.blocks <= processors
-            assert found.share * found.warps * half.WIDTH >= parts * H
+            assert found.share * half.WARPS * half.WIDTH >= parts * H
             assert found.shared <= SHARED[H200]
 
 

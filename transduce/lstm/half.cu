@@ -11,11 +11,11 @@
 // A product is weights [ROWS, SUM] by numbers [SUM, CHUNK]. Each warp adds up a part of the SUM
 // terms for all rows; its numbers come from the cache as the tensor cores take them, since the order
 // of the terms is free. The warps' parts are added in shared memory, always in the same order. A
-// thread then computes two neighbouring units of a sequence. The chunks of a group are dealt to TEAMS of
-// WARPS warps, which do not wait for each other: one computes while another waits for its numbers.
+// thread then computes two neighbouring units of a sequence.
 
 typedef long long integer;
 typedef unsigned int word;  // two numbers of half precision
+#define WARPS 8
 #define THREADS (32 * WARPS)
 #define BLOCKS (H / UNITS)
 #define SUM (PARTS * H)
@@ -99,9 +99,9 @@ __device__ __forceinline__ two unpack(pair x) { return x; }
 
 // The position of a block, its shared memory and its weights.
 struct block {
-  int d, first, member, team, warp, lane, rows, longest;
+  int d, first, member, warp, lane, rows, longest;
   integer B, N, D;
-  float* sums;  // two buffers of the team
+  float* sums;  // two buffers
   int *lengths, *ends;  // of the sequences, -1 for those past the last; the longest of each chunk
 #if RESIDENT
   words kept[SHARE][2][TILES];
@@ -117,19 +117,18 @@ struct block {
     member = blockIdx.x % BLOCKS;
     d = (int)(first_direction + group / groups);
     first = (int)(group % groups * R);
-    team = threadIdx.x / THREADS;
-    warp = threadIdx.x % THREADS / 32;
+    warp = threadIdx.x / 32;
     lane = threadIdx.x % 32;
     rows = (int)((R + CHUNK - 1) / CHUNK * CHUNK);
-    sums = (float*)shared + team * 2 * SUMS;
-    char* rest = shared + TEAMS * 2 * SUMS * sizeof(float);
+    sums = (float*)shared;
+    char* rest = shared + 2 * SUMS * sizeof(float);
 #if !RESIDENT
     kept = (words*)rest;
     rest += WARPS * SHARE * 2 * TILES * 32 * sizeof(words);
 #endif
     lengths = (int*)rest;
     ends = lengths + rows;
-    for (int row = threadIdx.x; row < rows; row += TEAMS * THREADS) {
+    for (int row = threadIdx.x; row < rows; row += THREADS) {
       integer b = first + row, length = -1;
       if (row < R && b < B) {
         length = all_lengths ? all_lengths[b] : N;
@@ -140,7 +139,7 @@ struct block {
     __syncthreads();
     longest = 0;
     for (int row = 0; row < rows; row++) longest = max(longest, lengths[row]);
-    for (int chunk = threadIdx.x; chunk < rows / CHUNK; chunk += TEAMS * THREADS) {
+    for (int chunk = threadIdx.x; chunk < rows / CHUNK; chunk += THREADS) {
       int end = 0;
       for (int row = 0; row < CHUNK; row++) end = max(end, lengths[chunk * CHUNK + row]);
       ends[chunk] = end;
@@ -157,7 +156,7 @@ struct block {
 #if RESIDENT
           kept[step][half][tile] = a;
 #else
-          if (team == 0) kept[((warp * SHARE + step) * 2 + half) * TILES * 32 + tile * 32 + lane] = a;
+          kept[((warp * SHARE + step) * 2 + half) * TILES * 32 + tile * 32 + lane] = a;
 #endif
         }
       }
@@ -186,9 +185,6 @@ struct block {
     return ((integer)(first + row) * N + t) * D + d;
   }
 
-  __device__ __forceinline__ void wait_for_team() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(THREADS) : "memory");
-  }
   // Issue the loads of a batch: each is eight terms of a sequence.
   __device__ __forceinline__ void issue(int batch, words (&x)[AHEAD], const word* const (&from)[COLUMNS]) const {
 #pragma unroll
@@ -210,6 +206,18 @@ struct block {
 #pragma unroll
         for (int i = 0; i < 4; i++) c[tile][column][i] = 0;
     words x[2][AHEAD];
+#ifdef CANARY
+    // Poll for a few numbers before the rest: many polls would delay what they wait for.
+    words canary = {0, 0, 0, 0};
+    bool wanted = from[0] && warp * SHARE < STEPS;
+    do {
+#if CANARY > 1
+      __nanosleep(CANARY);
+#endif
+      look(wanted, from[0], canary);
+      wanted = missing(canary);
+    } while (__any_sync(0xffffffff, wanted));
+#endif
     issue(0, x[0], from);
 #pragma unroll
     for (int batch = 0; batch < BATCHES; batch++) {
@@ -255,7 +263,7 @@ struct place {
   int row, couple;  // of the chunk, of the block
   bool inside;
   __device__ __forceinline__ place(int turn) {
-    int i = turn * THREADS + threadIdx.x % THREADS;
+    int i = turn * THREADS + threadIdx.x;
     row = i / 4 % CHUNK;
     couple = i / 4 / CHUNK * 4 + i % 4;
     inside = i < PAIRS && couple < UNITS / 2;
@@ -285,7 +293,7 @@ __device__ __forceinline__ void put(float* p, two x) { *(two*)p = x; }
 // biases if those are given, and the gates on return. `before` [B, N, D, H], EMPTY on entry, gets
 // h(n-1). Null lengths mean N, null first_h and first_s mean zero. Null states mean that there is no
 // backward pass: states and gates are not kept.
-extern "C" __global__ void __launch_bounds__(TEAMS * THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     half_forward(float* gates, const word* hidden_weights, const float* peepholes, const float* biases,
                  const integer* all_lengths, const float* first_h, const float* first_s, pair* output,
                  word* before, float* states, float* last_h, float* last_s, integer B, integer N,
@@ -302,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * THREADS, 1)
 #pragma unroll
     for (int i = 0; i < 3; i++)
       peep[turn][i] = get_or_zero(at.inside ? peepholes : 0, ((integer)my.d * 3 + i) * H + unit);
-    for (int row = my.team * CHUNK + at.row; at.inside && row < my.rows; row += TEAMS * CHUNK) {
+    for (int row = at.row; at.inside && row < my.rows; row += CHUNK) {
       if (my.lengths[row] < 0) continue;
       integer state = ((integer)my.d * B + my.first + row) * H + unit;
       two h = get_or_zero(first_h, state);
@@ -314,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * THREADS, 1)
   const integer next = my.d == 0 ? D : -D;  // from a frame to the one after it
   int buffer = 0;
   for (int n = 0; n < my.longest; n++)
-    for (int chunk = my.team * CHUNK; chunk < my.rows; chunk += TEAMS * CHUNK) {
+    for (int chunk = 0; chunk < my.rows; chunk += CHUNK) {
       if (n >= my.ends[chunk / CHUNK]) continue;
       two inputs[TURNS][4], state[TURNS];
       integer here[TURNS];
@@ -341,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * THREADS, 1)
       float* sums = my.sums + buffer * SUMS;
       buffer ^= 1;
       my.product(sums, from);
-      my.wait_for_team();
+      __syncthreads();
 #pragma unroll
       for (int turn = 0; turn < TURNS; turn++) {
         place at(turn);
@@ -379,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * THREADS, 1)
       }
     }
   for (int row = 0; row < my.rows; row++)  // zero the padding
-    for (integer i = threadIdx.x; my.lengths[row] >= 0 && i < (N - my.lengths[row]) * (UNITS / 2); i += TEAMS * THREADS) {
+    for (integer i = threadIdx.x; my.lengths[row] >= 0 && i < (N - my.lengths[row]) * (UNITS / 2); i += THREADS) {
       integer t = my.lengths[row] + i / (UNITS / 2);
       integer at = (((my.first + row) * N + t) * D + my.d) * (H / 2) + my.member * (UNITS / 2) + i % (UNITS / 2);
       output[at] = rounded(two{0, 0});
@@ -392,7 +400,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * THREADS, 1)
 // The backward pass (docs/derivations.md). `grad_sums` [B, N, D, 4, H] is EMPTY on entry;
 // `hidden_weights` [D, H, 4, H] are transposed. `grad_rest` [groups, D, 7, H] gets each group's part of
 // the gradients of the three peepholes and four biases. Null gradients are zero.
-extern "C" __global__ void __launch_bounds__(TEAMS * THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     half_backward(const float* gates, const word* hidden_weights, const float* peepholes,
                   const integer* all_lengths, const float* first_s, const float* states,
                   const pair* grad_output, const float* grad_last_h, const float* grad_last_s,
@@ -409,7 +417,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * THREADS, 1)
 #pragma unroll
     for (int i = 0; i < 3; i++)
       peep[turn][i] = get_or_zero(at.inside ? peepholes : 0, ((integer)my.d * 3 + i) * H + unit);
-    for (int row = my.team * CHUNK + at.row; at.inside && row < my.rows; row += TEAMS * CHUNK) {
+    for (int row = at.row; at.inside && row < my.rows; row += CHUNK) {
       integer carried = ((integer)my.d * B + my.first + row) * H + unit;
       if (my.lengths[row] >= 0) put(grad_first_s + carried, get_or_zero(grad_last_s, carried));
     }
@@ -417,7 +425,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * THREADS, 1)
   const integer next = my.d == 0 ? D : -D;  // from a frame to the one after it
   int buffer = 0;
   for (int n = my.longest - 1; n >= -1; n--)
-    for (int chunk = my.team * CHUNK; chunk < my.rows; chunk += TEAMS * CHUNK) {
+    for (int chunk = 0; chunk < my.rows; chunk += CHUNK) {
       if (n >= my.ends[chunk / CHUNK]) continue;
       two gate[TURNS][4], now[TURNS], earlier[TURNS], above[TURNS], carry[TURNS];
       integer here[TURNS];
@@ -447,7 +455,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * THREADS, 1)
       float* sums = my.sums + buffer * SUMS;
       buffer ^= 1;
       my.product(sums, from);
-      my.wait_for_team();
+      __syncthreads();
 #pragma unroll
       for (int turn = 0; turn < TURNS; turn++) {
         place at(turn);
@@ -500,15 +508,13 @@ extern "C" __global__ void __launch_bounds__(TEAMS * THREADS, 1)
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < 7 * UNITS; i += TEAMS * THREADS) {
+  for (int i = threadIdx.x; i < 7 * UNITS; i += THREADS) {
     float sum = 0;
-    for (int team = 0; team < TEAMS; team++)
-      for (int row = 0; row < CHUNK; row++)
-        sum += my.sums[(team - my.team) * 2 * SUMS + i * CHUNK + row];
+    for (int row = 0; row < CHUNK; row++) sum += my.sums[i * CHUNK + row];
     grad_rest[((my.first / R * D + my.d) * 7 + i / UNITS) * H + my.member * UNITS + i % UNITS] = sum;
   }
   for (int row = 0; row < my.rows; row++)  // zero the padding
-    for (integer i = threadIdx.x; my.lengths[row] >= 0 && i < (N - my.lengths[row]) * (2 * UNITS); i += TEAMS * THREADS) {
+    for (integer i = threadIdx.x; my.lengths[row] >= 0 && i < (N - my.lengths[row]) * (2 * UNITS); i += THREADS) {
       integer t = my.lengths[row] + i / (2 * UNITS), at = ((my.first + row) * N + t) * D + my.d;
       int part = (int)(i / (UNITS / 2) % 4), couple = (int)(i % (UNITS / 2));
       grad_sums[(at * 4 + part) * (H / 2) + my.member * (UNITS / 2) + couple] = 0;

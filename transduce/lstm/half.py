@@ -34,10 +34,9 @@ WIDTH = 32  # the units are padded to a multiple of it: a step of the kernels' p
 UNITS = {1: 4, 4: 16}  # units of a block are a multiple of it: the rows of a tile of weights
 MOST_UNITS = 64
 CHUNKS = (8, 16, 24, 32, 48, 64)
-# Warps of a team, and teams.
-TEAMS = ((8, 1), (4, 1), (5, 1), (10, 1), (12, 1), (16, 1), (8, 2), (4, 2), (5, 2), (4, 3), (4, 4))
+WARPS = 8  # of a block, as in half.cu
 AHEAD = (8, 4)
-REGISTERS = 512  # of each lane of a quarter of a multiprocessor, for a fourth of the warps
+REGISTERS = 250  # of a thread, of its 255: with more the compiler spills values to memory
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,6 @@ class Layout:
     H: int  # units, padded
     units: int  # units of a block
     chunk: int  # sequences that a block takes at a time
-    warps: int  # warps of a team
-    teams: int  # teams of a block: one computes while another waits
     ahead: int  # loads of a thread in a batch; two batches are in flight
     resident: bool  # whether the weights stay in registers, not in shared memory
     directions: int  # directions that run at once
@@ -69,7 +66,7 @@ class Layout:
     @property
     def share(self) -> int:
         """The steps of the sums that a warp takes."""
-        return -(-self.parts * self.H // WIDTH // self.warps)
+        return -(-self.parts * self.H // WIDTH // WARPS)
 
     @property
     def registers(self) -> int:
@@ -77,7 +74,7 @@ class Layout:
         weights = 8 * self.share * self.tiles if self.resident else 8 * self.tiles
         columns = self.chunk // 8
         loads = 8 * min(self.ahead, -(-self.share * columns // 2))
-        turns = -(-(self.units + 7) // 8 * 4 * self.chunk // (32 * self.warps))
+        turns = -(-(self.units + 7) // 8 * 4 * self.chunk // (32 * WARPS))
         own = turns * (24 if self.parts == 1 else 36)
         return weights + 4 * self.tiles * columns + loads + own + 2 * columns + 24
 
@@ -85,8 +82,8 @@ class Layout:
     def shared(self) -> int:
         """The bytes of shared memory of a block."""
         stride = self.chunk + 8 if self.chunk % 16 == 0 else self.chunk
-        sums = 2 * 4 * self.teams * self.warps * self.tiles * 16 * stride
-        weights = 0 if self.resident else 1024 * self.warps * self.share * self.tiles
+        sums = 2 * 4 * WARPS * self.tiles * 16 * stride
+        weights = 0 if self.resident else 1024 * WARPS * self.share * self.tiles
         rows = -(-self.rows // self.chunk) * self.chunk
         return sums + weights + 4 * (rows + rows // self.chunk)
 
@@ -103,33 +100,41 @@ def layouts(parts: int, B: int, D: int, H: int, processors: int, shared: int) ->
         if groups == 0:
             continue
         rows = -(-B // groups)
-        for chunk, (warps, teams), ahead, resident in product(CHUNKS, TEAMS, AHEAD, (True, False)):
+        for chunk, ahead, resident in product(CHUNKS, AHEAD, (True, False)):
             layout = Layout(
-                parts, H, units, chunk, warps, teams, ahead, resident, directions, rows,
-                -(-B // rows),
-            )  # fmt: skip
-            most = min(255, REGISTERS // -(-warps * teams // 4) // 8 * 8)
-            if (
-                chunk * teams >= rows + 8 * teams
-                or layout.registers > most
-                or layout.shared > shared
-            ):
-                continue
-            found.append(layout)
+                parts, H, units, chunk, ahead, resident, directions, rows, -(-B // rows)
+            )
+            if chunk < rows + 8 and layout.registers <= REGISTERS and layout.shared <= shared:
+                found.append(layout)
     return found
+
+
+# The cost of a step in microseconds, measured on an H200 for the forward and the backward pass: of
+# a step, a chunk, 10 MB read from the cache, 100 KB of sums and of weights in shared memory, 100
+# products of a warp, 100 blocks, and a batch of loads.
+COSTS = {
+    1: (0.5, 0.67, 1.0, 1.33, 0.21, 0.35, 0.44, 0.04),
+    4: (2.0, 0.16, 0.1, 0.59, 0.26, 5.7, 0.0, 0.17),
+}
 
 
 def cost(layout: Layout, D: int) -> float:
     """Estimate the time of a step of all directions, in microseconds."""
-    turns = -(-D // layout.directions)
-    chunks = -(-layout.rows // layout.chunk)
+    blocks = layout.groups * layout.blocks * layout.directions
+    chunks, loads = -(-layout.rows // layout.chunk), layout.share * layout.chunk // 8
     rows = chunks * layout.chunk
-    read = rows * layout.parts * layout.H * 2 / 50_000  # from the cache
-    added = layout.warps * layout.tiles * 16 * rows * 8 / 220_000  # in shared memory
-    weights = 0.0
-    if not layout.resident:
-        weights = layout.share * layout.warps * layout.tiles * 1024 / 220_000
-    return turns * (1.2 + 0.25 * chunks + read + added + chunks * weights)
+    amounts = (
+        1,
+        chunks,
+        blocks * rows * layout.parts * layout.H * 2 / 1e7,
+        WARPS * layout.tiles * 16 * rows * 8 / 1e5,
+        0 if layout.resident else chunks * layout.share * WARPS * layout.tiles * 1024 / 1e5,
+        rows / 8 * layout.share * layout.tiles / 100,
+        blocks / 100,
+        chunks * -(-loads // layout.ahead),
+    )
+    rounds = -(-D // layout.directions)
+    return rounds * sum(a * c for a, c in zip(amounts, COSTS[layout.parts], strict=True))
 
 
 @cache
@@ -158,8 +163,8 @@ def options(layout: Layout, half: torch.dtype, half_output: bool) -> tuple[str, 
     """Return the compiler options of a layout."""
     sizes = (
         f"-DH={layout.H}", f"-DPARTS={layout.parts}", f"-DUNITS={layout.units}",
-        f"-DCHUNK={layout.chunk}", f"-DWARPS={layout.warps}", f"-DTEAMS={layout.teams}",
-        f"-DAHEAD={layout.ahead}", f"-DRESIDENT={int(layout.resident)}",
+        f"-DCHUNK={layout.chunk}", f"-DAHEAD={layout.ahead}",
+        f"-DRESIDENT={int(layout.resident)}",
     )  # fmt: skip
     kind = ("-DBFLOAT16",) if half == torch.bfloat16 else ()
     return *sizes, *kind, *(("-DHALF_OUTPUT",) if half_output else ())
@@ -175,7 +180,7 @@ def _through_time(
     for first in range(0, D, layout.directions):
         kernel(
             (layout.directions * layout.groups * layout.blocks, 1),
-            32 * layout.warps * layout.teams,
+            32 * WARPS,
             (*arguments, B, N, D, layout.rows, layout.groups, first),
             shared=layout.shared,
             together=True,

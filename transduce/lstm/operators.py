@@ -82,11 +82,11 @@ def layer(
     call: Any = _EagerLayer.apply if with_gradients else run
     if is_traced(biases):
         call = lstm_layer
-    output, last_h, last_s, *_ = call(*tensors, backend, with_gradients, _half(biases, backend))
+    output, last_h, last_s, *_ = call(*tensors, backend, with_gradients, half_type(biases, backend))
     return output, last_h, last_s
 
 
-def _half(biases: Tensor, backend: str) -> torch.dtype | None:
+def half_type(biases: Tensor, backend: str) -> torch.dtype | None:
     """Return the half precision of the products that autocast or the weights ask for, or None."""
     if backend != "cuda" or biases.dtype == torch.float64:
         return None
@@ -100,7 +100,7 @@ def on_tensor_cores(half: torch.dtype | None, biases: Tensor) -> bool:
         return False
     import transduce.lstm.half
 
-    D, columns = biases.shape
+    D, columns = (int(size) for size in biases.shape)  # the sizes may be symbolic
     return transduce.lstm.half.fits(columns // 4, D, biases.get_device())
 
 
@@ -168,7 +168,7 @@ def _(
     if half is not None and on_tensor_cores(half, biases):
         import transduce.lstm.half
 
-        H = transduce.lstm.half.padded(H)
+        H = transduce.lstm.half.padded(int(H))
         exact = biases.new_empty(B, kept, D, H, dtype=half)
     return (
         *results,
