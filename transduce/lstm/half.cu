@@ -206,16 +206,14 @@ struct block {
 #pragma unroll
         for (int i = 0; i < 4; i++) c[tile][column][i] = 0;
     words x[2][AHEAD];
-#ifdef CANARY
-    // Poll for a few numbers before the rest: many polls would delay what they wait for.
-    words canary = {0, 0, 0, 0};
+#if PATIENT
+    // Poll for a few numbers before the rest: many polls delay what they wait for.
+    words few = {0, 0, 0, 0};
     bool wanted = from[0] && warp * SHARE < STEPS;
     do {
-#if CANARY > 1
-      __nanosleep(CANARY);
-#endif
-      look(wanted, from[0], canary);
-      wanted = missing(canary);
+      __nanosleep(40);
+      look(wanted, from[0], few);
+      wanted = missing(few);
     } while (__any_sync(0xffffffff, wanted));
 #endif
     issue(0, x[0], from);

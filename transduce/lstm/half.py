@@ -35,7 +35,7 @@ UNITS = {1: 4, 4: 16}  # units of a block are a multiple of it: the rows of a ti
 MOST_UNITS = 64
 CHUNKS = (8, 16, 24, 32, 48, 64)
 WARPS = 8  # of a block, as in half.cu
-AHEAD = (8, 4)
+AHEAD = (16, 8, 4)
 REGISTERS = 250  # of a thread, of its 255: with more the compiler spills values to memory
 
 
@@ -69,11 +69,26 @@ class Layout:
         return -(-self.parts * self.H // WIDTH // WARPS)
 
     @property
+    def chunks(self) -> int:
+        """The chunks of a group."""
+        return -(-self.rows // self.chunk)
+
+    @property
+    def loads(self) -> int:
+        """The loads of a thread for a chunk."""
+        return self.share * self.chunk // 8
+
+    @property
+    def patient(self) -> bool:
+        """Whether a block polls for a few numbers first; with more chunks it waits for none."""
+        return self.chunks == 1 and self.loads > 3
+
+    @property
     def registers(self) -> int:
         """An estimate of a thread's registers."""
         weights = 8 * self.share * self.tiles if self.resident else 8 * self.tiles
         columns = self.chunk // 8
-        loads = 8 * min(self.ahead, -(-self.share * columns // 2))
+        loads = 8 * min(self.ahead, -(-self.loads // 2))
         turns = -(-(self.units + 7) // 8 * 4 * self.chunk // (32 * WARPS))
         own = turns * (24 if self.parts == 1 else 36)
         return weights + 4 * self.tiles * columns + loads + own + 2 * columns + 24
@@ -84,8 +99,7 @@ class Layout:
         stride = self.chunk + 8 if self.chunk % 16 == 0 else self.chunk
         sums = 2 * 4 * WARPS * self.tiles * 16 * stride
         weights = 0 if self.resident else 1024 * WARPS * self.share * self.tiles
-        rows = -(-self.rows // self.chunk) * self.chunk
-        return sums + weights + 4 * (rows + rows // self.chunk)
+        return sums + weights + 4 * self.chunks * (self.chunk + 1)
 
 
 def layouts(parts: int, B: int, D: int, H: int, processors: int, shared: int) -> list[Layout]:
@@ -113,16 +127,15 @@ def layouts(parts: int, B: int, D: int, H: int, processors: int, shared: int) ->
 # a step, a chunk, 10 MB read from the cache, 100 KB of sums and of weights in shared memory, 100
 # products of a warp, 100 blocks, and a batch of loads.
 COSTS = {
-    1: (0.5, 0.67, 1.0, 1.33, 0.21, 0.35, 0.44, 0.04),
-    4: (2.0, 0.16, 0.1, 0.59, 0.26, 5.7, 0.0, 0.17),
+    1: (0.15, 0.75, 1.4, 1.1, 0.3, 0.0, 0.6, 0.02),
+    4: (1.2, 0.37, 0.44, 1.2, 0.07, 4.4, 0.0, 0.14),
 }
 
 
 def cost(layout: Layout, D: int) -> float:
     """Estimate the time of a step of all directions, in microseconds."""
     blocks = layout.groups * layout.blocks * layout.directions
-    chunks, loads = -(-layout.rows // layout.chunk), layout.share * layout.chunk // 8
-    rows = chunks * layout.chunk
+    chunks, rows = layout.chunks, layout.chunks * layout.chunk
     amounts = (
         1,
         chunks,
@@ -131,7 +144,7 @@ def cost(layout: Layout, D: int) -> float:
         0 if layout.resident else chunks * layout.share * WARPS * layout.tiles * 1024 / 1e5,
         rows / 8 * layout.share * layout.tiles / 100,
         blocks / 100,
-        chunks * -(-loads // layout.ahead),
+        chunks * -(-layout.loads // layout.ahead),
     )
     rounds = -(-D // layout.directions)
     return rounds * sum(a * c for a, c in zip(amounts, COSTS[layout.parts], strict=True))
@@ -164,7 +177,7 @@ def options(layout: Layout, half: torch.dtype, half_output: bool) -> tuple[str, 
     sizes = (
         f"-DH={layout.H}", f"-DPARTS={layout.parts}", f"-DUNITS={layout.units}",
         f"-DCHUNK={layout.chunk}", f"-DAHEAD={layout.ahead}",
-        f"-DRESIDENT={int(layout.resident)}",
+        f"-DRESIDENT={int(layout.resident)}", f"-DPATIENT={int(layout.patient)}",
     )  # fmt: skip
     kind = ("-DBFLOAT16",) if half == torch.bfloat16 else ()
     return *sizes, *kind, *(("-DHALF_OUTPUT",) if half_output else ())
