@@ -1,7 +1,7 @@
 """Time the peephole LSTM beside torch.nn.LSTM, which has no peepholes (on a GPU it is cuDNN's).
 
 The layer is the paper's: bidirectional, 26 inputs, 128 units in each direction, T 304; on a GPU
-there are larger ones too. Run it as `python benchmarks/lstm.py`.
+there are larger ones too, also under autocast. Run it as `python benchmarks/lstm.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,17 @@ from transduce import PeepholeLSTM
 SHAPES = [(1, 304, 26, 128), (16, 304, 26, 128)]  # B, T, inputs, H
 if DEVICE == "cuda":
     SHAPES += [(64, 304, 26, 128), (64, 304, 80, 256), (64, 400, 80, 512)]
+
+HALF_SHAPES = [  # B, T, inputs, H, directions
+    (16, 1024, 768, 768, 1),
+    (32, 1000, 640, 640, 1),
+    (64, 400, 1024, 1024, 1),
+    (64, 400, 80, 512, 2),
+    (32, 400, 80, 320, 2),
+    (128, 500, 640, 320, 2),
+    (64, 400, 1024, 1024, 2),
+    (512, 20, 1024, 512, 2),
+]
 
 
 class Reference(PeepholeLSTM):
@@ -81,6 +92,34 @@ def main() -> None:
             ["contender", *columns],
             rows,
         )
+    if DEVICE == "cuda":
+        half_precision()
+
+
+def half_precision() -> None:
+    """Time layers under autocast, where PyTorch runs cuDNN's in float16 whatever the type."""
+    rows = []
+    for B, T, inputs, H, D in HALF_SHAPES:
+        x = torch.randn(B, T, inputs, device=DEVICE)
+        upstream = torch.randn(B, T, D * H, device=DEVICE)
+        ours = PeepholeLSTM(inputs, H, bidirectional=D == 2).to(DEVICE)
+        theirs = nn.LSTM(inputs, H, bidirectional=D == 2, batch_first=True).to(DEVICE)
+        calls = []
+        for model, dtype in (
+            (ours, torch.bfloat16),
+            (ours, torch.float16),
+            (theirs, torch.float16),
+        ):
+            gradient = upstream.to(dtype) if model is theirs else upstream
+            pair = forward(model, x), forward_and_backward(model, x, gradient)
+            calls.append([torch.autocast("cuda", dtype)(call) for call in pair])
+        times = [
+            medians(dict(zip("abc", kind, strict=True)), 1) for kind in zip(*calls, strict=True)
+        ]
+        cells = [f"{f:.2f} / {fb:.2f}" for f, fb in zip(*(t.values() for t in times), strict=True)]
+        rows.append([f"B {B}, T {T}, {inputs} -> {H} x {D}", *cells])
+    columns = ["layer", "bfloat16", "float16", "nn.LSTM, float16"]
+    show("Autocast: forward / forward and backward, ms", columns, rows)
 
 
 if __name__ == "__main__":

@@ -462,15 +462,6 @@ def test_the_lstm_in_float64_is_float64():
         assert_close(found, expected, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_lstms_half_types_are_rounded_only_where_a_layer_ends(dtype):
-    model, x, lengths, state, upstream = problem(3, 6, 5, 20, 1, True, [6, 4, 1])
-    half = results("cuda", dtype, model, x, lengths, state, upstream)
-    rounded = x.to(dtype), lengths, [t.to(dtype) for t in state], [t.to(dtype) for t in upstream]
-    full = results("cuda", torch.float32, model.to(dtype), *rounded)
-    assert_same_results(half, {name: t.to(dtype) for name, t in full.items()})
-
-
 @pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
 def test_the_lstm_never_reads_its_padding(ids):
     lengths = [3, 9, 0, 1, 8]
@@ -499,14 +490,6 @@ def test_the_lstm_operator_is_registered_as_it_behaves(ids):
     tensors = [t.requires_grad_() for t in tensors]
     x = x.cuda() if ids else x.float().cuda().requires_grad_()
     torch.library.opcheck(lstm_layer, (x, lengths.cuda(), *tensors, "cuda", True))
-
-
-def test_autocast_does_not_touch_the_lstm():
-    arguments = problem(5, 7, 40, 128, 1, True)
-    first = results("cuda", torch.float32, *arguments)
-    with torch.autocast("cuda", torch.bfloat16):
-        found = results("cuda", torch.float32, *arguments)
-    assert_same_results(found, first)
 
 
 def test_tf32_rounds_what_the_lstm_multiplies(request):
@@ -567,6 +550,161 @@ x = torch.randn(2, 5, 3, device="cuda")
 PeepholeLSTM(3, 20).cuda()(x)[0].sum().backward()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- The LSTM in half precision -----------------------------------------------------------------
+
+HALVES = [torch.float16, torch.bfloat16]
+# The relative errors are those of rounding: 2^-11 and 2^-8, some of them several times.
+ROUNDING = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+HALF_SHAPES = {
+    name: LSTM_SHAPES[name]
+    for name in ("one number", "one input", "ragged both ways", "all of length zero", "one id")
+}
+HALF_SHAPES |= {
+    "more than a tile of sequences": (70, 6, 5, 128, 1, True, [b % 7 for b in range(70)]),
+    "several chunks": (500, 3, 4, 96, 1, True, [b % 4 for b in range(500)]),
+    "320": (33, 7, 80, 320, 1, True, [1 + b % 7 for b in range(33)]),
+    "640": (24, 5, 16, 640),
+    "768": (16, 6, 24, 768),
+    "1024": (64, 4, 8, 1024, 1, True, [1 + b % 4 for b in range(64)]),
+    "one direction at a time": (3, 4, 6, 1500, 1, True, [4, 2, 3]),
+}
+
+
+def half_results(dtype, parameters, *arguments):
+    """Return the results with parameters of half precision, or with autocast."""
+    if parameters:
+        return results("cuda", dtype, *arguments)
+    with torch.autocast("cuda", dtype):
+        return results("cuda", torch.float32, *arguments)
+
+
+def relative_errors(found, exact):
+    """Return the error of each result, relative to the norm of the exact one."""
+    return {
+        name: float((found[name].double() - numbers).norm() / numbers.norm().clamp(min=1e-30))
+        for name, numbers in exact.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "dtype, parameters",
+    [(torch.float16, False), (torch.bfloat16, False), (torch.bfloat16, True)],
+    ids=["float16", "bfloat16", "parameters in bfloat16"],
+)
+@pytest.mark.parametrize("shape", HALF_SHAPES.values(), ids=HALF_SHAPES)
+def test_the_lstm_of_half_precision_errs_by_rounding_alone(shape, dtype, parameters):
+    model, x, *rest = problem(*shape)
+    if parameters:
+        model, x = model.to(dtype).double(), x.to(dtype).double() if x.is_floating_point() else x
+    exact = results("reference", torch.float64, model, x, *rest)
+    found = half_results(dtype, parameters, model, x, *rest)
+    assert found["output"].dtype == (dtype if parameters else torch.float32)
+    bad = {n: e for n, e in relative_errors(found, exact).items() if not e <= ROUNDING[dtype]}
+    assert not bad
+
+
+@pytest.mark.parametrize("B, N, I, H", [(16, 1000, 40, 256), (32, 100, 80, 640)])
+def test_the_lstm_of_half_precision_is_as_exact_as_cudnns(B, N, I, H):  # noqa: E741
+    torch.manual_seed(0)
+    model, other = PeepholeLSTM(I, H), torch.nn.LSTM(I, H, batch_first=True)
+    names = {
+        "input_weights": "weight_ih_l0",
+        "hidden_weights": "weight_hh_l0",
+        "biases": "bias_ih_l0",
+    }
+    with torch.no_grad():
+        model.layers[0].peepholes.zero_()
+        other.bias_hh_l0.zero_()
+        for weights in model.parameters():
+            weights.copy_(weights.bfloat16().half())  # both types hold them
+        for ours, theirs in names.items():
+            getattr(other, theirs).copy_(getattr(model.layers[0], ours)[0])
+    x, upstream = (torch.randn(B, N, size, device="cuda").bfloat16() for size in (I, H))
+
+    def call(lstm, layer, names, dtype):
+        lstm.to("cuda", dtype)
+        inputs, weights = x.to(dtype).requires_grad_(), [getattr(layer, name) for name in names]
+        output = lstm(inputs)[0]
+        grads = torch.autograd.grad(output, [inputs, *weights], upstream.to(dtype))
+        return [t.detach().double().flatten() for t in (output, *grads)]
+
+    own = model.layers[0]
+    exact = call(model.double(), own, names, torch.float64)
+    allowed = call(other, other, names.values(), torch.float16)
+    # bfloat16 rounds to 8 bits, float16 to 11.
+    for dtype, factor in ((torch.bfloat16, 16), (torch.float16, 2)):
+        made = call(model, own, names, dtype)
+        for name, found, theirs, right in zip(
+            ("output", "x", *names), made, allowed, exact, strict=True
+        ):
+            errors = float((found - right).norm()), float((theirs - right).norm())
+            assert errors[0] <= factor * errors[1], (dtype, name, *errors)
+
+
+@pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
+def test_the_lstm_of_half_precision_never_reads_its_padding(ids):
+    lengths = [3, 9, 0, 1, 8]
+    model, x, lengths, state, (above, *rest) = problem(5, 9, 4, 20, 2, True, lengths, ids)
+    expected = half_results(torch.bfloat16, False, model, x, lengths, state, (above, *rest))
+    padding = torch.arange(9) >= lengths[:, None]
+    x[padding] = 10**6 if ids else torch.nan
+    above[padding] = 7.0
+    found = half_results(torch.bfloat16, False, model, x, lengths, state, (above, *rest))
+    assert_same_results(found, expected)
+    assert (found["output"][padding] == 0).all()
+    assert ids or (found["grad x"][padding] == 0).all()
+
+
+def test_the_lstm_of_half_precision_is_the_same_from_run_to_run_and_on_any_stream():
+    arguments = problem(33, 40, 5, 128, 2, True, [40 - b for b in range(33)])
+    first = half_results(torch.bfloat16, False, *arguments)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert_same_results(half_results(torch.bfloat16, False, *arguments), first)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_frame_that_is_not_a_number_does_not_stop_the_lstm_of_half_precision(dtype):
+    model = PeepholeLSTM(3, 128, bidirectional=True).cuda()
+    x = torch.randn(2, 5, 3, device="cuda")
+    # All bits set is how the kernels mark what is not there yet.
+    x.view(torch.int32)[1, 2, 0] = -1
+    with torch.autocast("cuda", dtype):
+        output, _ = model(x)
+    whole, later = [False] * 5, [False, False, True, True, True]
+    assert output[..., :128].isnan().all(2).tolist() == [whole, later]
+    assert output[..., 128:].isnan().all(2).tolist() == [whole, [True, True, True, False, False]]
+    state = torch.zeros(2, 2, 128, device="cuda")
+    state.view(torch.int32).fill_(-1)
+    with torch.autocast("cuda", dtype):
+        output, _ = model(x.nan_to_num(), state=(state, state))
+        output.sum().backward()
+    assert output.isnan().all()
+
+
+@pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["autocast", "parameters"])
+def test_the_lstm_operator_of_half_precision_is_registered_as_it_behaves(dtype, ids):
+    model, x, lengths, state, _ = problem(3, 4, 5, 6, 1, True, None, ids)
+    tensors = [t.detach().to("cuda", dtype) for t in (*model.layers[0].weights(), *state)]
+    tensors = [t.requires_grad_() for t in tensors]
+    x = x.cuda() if ids else x.to("cuda", dtype).requires_grad_()
+    arguments = (x, lengths.cuda(), *tensors, "cuda", True, torch.bfloat16)
+    torch.library.opcheck(lstm_layer, arguments)
+
+
+def test_a_compiled_lstm_of_half_precision_has_the_same_bits():
+    model, x = PeepholeLSTM(4, 20, 2, True).cuda(), torch.randn(3, 5, 4, device="cuda")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cuda", torch.bfloat16):
+        expected, found = model(x)[0], compiled(x)[0]
+    assert torch.equal(found, expected)
+    weights = list(model.parameters())
+    pairs = (torch.autograd.grad(output.sum(), weights) for output in (found, expected))
+    assert all(map(torch.equal, *pairs))
+    with torch.no_grad():
+        assert not torch.equal(model(x)[0], expected)  # float32 without autocast
 
 
 # --- Together -----------------------------------------------------------------------------------

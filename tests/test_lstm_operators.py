@@ -1,5 +1,7 @@
 """The LSTM's PyTorch operators: torch.compile, functorch, autocast, activation checkpointing."""
 
+from functools import lru_cache
+
 import pytest
 import torch
 from lstms import problem
@@ -7,6 +9,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from transduce import PeepholeLSTM, Transducer
+from transduce.lstm import cpu, half, operators
 from transduce.lstm.operators import lstm_layer, lstm_layer_backward
 
 
@@ -52,6 +55,55 @@ def test_the_backward_operator_is_registered_as_it_behaves(kind, dtype):
         for with_x in {False, not kind["ids"]}:
             backward = (*upstream, *tensors, output, gates, states, "cpu", with_x)
             torch.library.opcheck(lstm_layer_backward, backward)
+
+
+@pytest.fixture
+def half_on_the_cpu(monkeypatch):
+    """Let the kernels of half precision be those of the CPU, with padded units."""
+
+    def pad(tensor, units, dtype=torch.float32):
+        return torch.nn.functional.pad(tensor, (0, half.padded(units) - units)).to(dtype)
+
+    def forward(*arguments):
+        *arguments, dtype = arguments
+        output, h, s, gates, states = cpu.forward(*arguments)
+        (B, N, D), H = gates.shape[:3], gates.shape[3] // 4
+        gates = pad(gates.view(B, N, D, 4, H), H).flatten(3)
+        before = output[:, :N].view(B, N, D, H)
+        return output, h, s, gates, pad(states, H), pad(before, H, dtype)
+
+    def backward(*arguments):
+        *tensors, output, gates, states, with_x, _ = arguments
+        H = tensors[7].shape[2]
+        gates = gates.unflatten(3, (4, -1))[..., :H].flatten(3)
+        output = output[..., :H].flatten(2).float()
+        return cpu.backward(*tensors, output, gates, states[..., :H], with_x)
+
+    monkeypatch.setattr(half, "fits", lru_cache(lambda H, D, device: True))
+    monkeypatch.setattr(half, "forward", forward)
+    monkeypatch.setattr(half, "backward", backward)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_the_operator_of_half_precision_is_registered_as_it_behaves(kind, half_on_the_cpu):
+    tensors = arguments(**kind)
+    torch.library.opcheck(lstm_layer, (*tensors, "cpu", True, torch.bfloat16))
+    without = [None if t is None else t.detach() for t in tensors]
+    torch.library.opcheck(lstm_layer, (*without, "cpu", False, torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_and_parameters_choose_half_precision_on_a_gpu_alone(dtype, monkeypatch):
+    single, double = torch.zeros(1, 4), torch.zeros(1, 4, dtype=torch.float64)
+    assert operators.half_type(single, "cuda") is None
+    assert operators.half_type(single.to(dtype), "cuda") == dtype
+    assert operators.half_type(single.to(dtype), "cpu") is None
+    # PyTorch does not enable CUDA's autocast where there is no GPU.
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: device_type == "cuda")
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device_type: dtype)
+    assert operators.half_type(single, "cuda") == dtype
+    assert operators.half_type(double, "cuda") is None
+    assert operators.half_type(single, "cpu") is None
 
 
 def batch(ids=False):

@@ -5,6 +5,7 @@ import re
 import struct
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +14,15 @@ from transduce.decoding import cuda as decoding
 from transduce.kernels import nvrtc, sentinels
 from transduce.lattice import cuda as lattice
 from transduce.lstm import cuda as lstm
+from transduce.lstm import half
 
-H200, A100, T4 = (9, 0), (8, 0), (7, 5)  # compute capabilities
-SHARED = {H200: 227 << 10, A100: 163 << 10, T4: 64 << 10}  # bytes of shared memory of a block
+B200, H200, A100, T4 = (10, 0), (9, 0), (8, 0), (7, 5)  # compute capabilities
+SHARED = {
+    B200: 227 << 10,
+    H200: 227 << 10,
+    A100: 163 << 10,
+    T4: 64 << 10,
+}  # bytes of shared memory of a block
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +60,20 @@ def test_the_lstm_compiles(parts, B, H, dtype, capability):
     plan = lstm.plan(parts, B, 2, H, dtype.itemsize, 40, SHARED[capability])
     code = nvrtc.compile_cuda(lstm.SOURCE, lstm.options(plan, H, dtype), capability)
     assert all(name.encode() in code for name in lstm.NAMES[parts])
+
+
+HALVES = [(B, H, torch.bfloat16, H200) for B, H in ((1, 1), (64, 512), (7, 900), (300, 1024))]
+HALVES += [(64, 320, torch.float16, H200), (64, 320, torch.bfloat16, A100)]
+HALVES += [(3, 33, torch.float16, A100), (64, 320, torch.bfloat16, B200)]
+
+
+@pytest.mark.parametrize("B, H, dtype, capability", HALVES)
+@pytest.mark.parametrize("parts", [1, 4], ids=["forward", "back"])
+def test_the_lstm_of_half_precision_compiles(parts, B, H, dtype, capability):
+    layout = half.layout_for(parts, B, 2, half.padded(H), 108, SHARED[capability])
+    for half_output in (False, True):
+        options = half.options(layout, dtype, half_output)
+        assert half.NAMES[parts].encode() in nvrtc.compile_cuda(half.SOURCE, options, capability)
 
 
 @pytest.mark.parametrize("capability", [H200, A100, T4])
@@ -161,3 +182,27 @@ def test_a_plan_covers_all_units_and_sequences_and_runs_at_once(H, D, processors
 def test_a_layer_that_no_plan_fits_is_refused():
     with pytest.raises(ValueError, match="a layer of 100000 units and 1 sequences is too large"):
         lstm.plan(1, 1, 2, 100_000, 4, 132, SHARED[H200])
+
+
+@pytest.mark.parametrize("processors", [20, 108, 132])
+@pytest.mark.parametrize("D", [1, 2])
+@pytest.mark.parametrize("H", [32, 64, 320, 512, 704, 1024, 1216])
+def test_a_layout_covers_all_units_and_sequences_and_runs_at_once(H, D, processors):
+    for parts, B in product((1, 4), (1, 3, 64, 100, 1000)):
+        for found in half.layouts(parts, B, D, H, processors, SHARED[H200]):
+            assert found.units * found.blocks == H
+            assert found.rows * found.groups >= B > found.rows * (found.groups - 1)
+            assert found.directions * found.groups * found.blocks <= processors
+            assert found.share * half.WARPS * half.WIDTH >= parts * H
+            assert found.shared <= SHARED[H200]
+
+
+def test_a_gpu_without_tensor_cores_for_bfloat16_or_without_room_computes_in_float32(monkeypatch):
+    half.fits.cache_clear()
+    monkeypatch.setattr(half, "shared_memory", lambda device: SHARED[A100])
+    properties = SimpleNamespace(multi_processor_count=108)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    for capability, H, expected in ((T4, 32, False), (A100, 32, True), (A100, 4000, False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        assert half.fits(H, 2, 0) == expected
+        half.fits.cache_clear()

@@ -21,8 +21,8 @@ ORDER = [
     *("kernels.simd.functions", "kernels.simd.products", "kernels.simd", "kernels.sentinels"),
     "kernels.backends",
     *("kernels.nvrtc", "kernels"),
-    *("lstm.reference", "lstm.eager", "lstm.cpu", "lstm.cuda", "lstm.operators", "lstm.layer"),
-    *("lstm", "networks"),
+    *("lstm.reference", "lstm.eager", "lstm.cpu", "lstm.cuda", "lstm.half", "lstm.operators"),
+    *("lstm.layer", "lstm", "networks"),
     *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
     *(
         "lattice.cpu.parts",

@@ -105,6 +105,12 @@ def options(p: Plan, H: int, dtype: torch.dtype) -> tuple[str, ...]:
     return *number, *sizes, f"-DRESIDENT={int(p.resident)}"
 
 
+def helpers(device: int) -> dict[str, Kernel]:
+    """Return the kernels for ids and padding in float32, which do not depend on a plan."""
+    smallest = options(plan(1, 1, 1, 1, 4, 1, 64 << 10), 1, torch.float32)
+    return dict(zip(HELPERS, kernels(SOURCE, smallest, HELPERS, device), strict=True))
+
+
 class _Launches:
     """The kernels of one pass through a layer, and their launches."""
 
