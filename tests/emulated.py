@@ -30,8 +30,8 @@ def emulated_kernels(source, options, names, device):
             for i, kind in enumerate(types)
         )
         doors += f"static void body_{name}(const long long *v) {{ {name}({read}); }}\n"
-        doors += f'extern "C" int run_{name}(int blocks, int threads, const long long *v) '
-        doors += f"{{ return run_grid(body_{name}, blocks, threads, v); }}\n"
+        doors += f'extern "C" int run_{name}(int blocks, int threads, int all, const long long *v) '
+        doors += f"{{ return run_grid(body_{name}, blocks, threads, all, v); }}\n"
     folder = Path(mkdtemp())
     (folder / "kernels.cpp").write_text(f'#include "{HEADER}"\n{source}\n{doors}')
     library = folder / "kernels.so"
@@ -40,11 +40,13 @@ def emulated_kernels(source, options, names, device):
     loaded = ctypes.CDLL(str(library))
 
     def kernel(name):
-        def launch(grid, threads, arguments, shared=0):
-            assert shared <= 1 << 20
+        def launch(grid, threads, arguments, shared=0, together=False):
+            assert shared <= 1 << 17
             values = (ctypes.c_int64 * len(arguments))(*map(_bits, arguments))
             run = getattr(loaded, f"run_{name}")
-            assert run(grid[0], threads, values) == 0, "threads wait for others that have ended"
+            assert run(grid[0], threads, together, values) == 0, (
+                "threads wait for others that have ended"
+            )
 
         return launch
 

@@ -16,28 +16,33 @@ using std::min;
 struct Dim { int x; };
 struct float4 { float x, y, z, w; };
 static Dim blockIdx, blockDim, threadIdx;
-alignas(16) static double shared[1 << 17];
+static Dim gridDim;
+alignas(16) static double rooms[8][1 << 14];  // shared memory, of each block that runs at once
+#define shared (rooms[blockIdx.x % 8])
 
 static std::vector<ucontext_t> coroutines;
 static std::vector<std::vector<char>> stacks;
 static std::vector<int> waits, done;  // 0: runs, 1: for its warp, 2: for its block
 static ucontext_t scheduler;
-static unsigned long long slots[1024];
+static unsigned long long slots[4096];
+
+static int first_block;
+static int self() { return (blockIdx.x - first_block) * blockDim.x + threadIdx.x; }
 
 static void wait_at(int barrier) {
-  int self = threadIdx.x;
-  waits[self] = barrier;
-  swapcontext(&coroutines[self], &scheduler);
-  threadIdx.x = self;
+  waits[self()] = barrier;
+  swapcontext(&coroutines[self()], &scheduler);
 }
 static void __syncthreads() { wait_at(2); }
+static void __threadfence() {}
+#define pause_block() wait_at(0)
 
 template <class T>
 static T from_lane(T value, int lane) {
-  memcpy(&slots[threadIdx.x], &value, sizeof value);
+  memcpy(&slots[self()], &value, sizeof value);
   wait_at(1);
   T other;
-  memcpy(&other, &slots[threadIdx.x / 32 * 32 + lane], sizeof other);
+  memcpy(&other, &slots[self() / 32 * 32 + lane], sizeof other);
   wait_at(1);
   return other;
 }
@@ -65,47 +70,50 @@ static Body body;
 static const long long *values;
 
 static void entry() {
-  int self = threadIdx.x;
   body(values);
-  done[self] = 1;
-  threadIdx.x = self;
-  swapcontext(&coroutines[self], &scheduler);
+  done[self()] = 1;
+  swapcontext(&coroutines[self()], &scheduler);
 }
 
-// Returns 0, or 1 if threads wait for others that have ended.
-static int run_grid(Body kernel, int blocks, int threads, const long long *arguments) {
-  body = kernel, values = arguments, blockDim.x = threads;
-  coroutines.assign(threads, {}), stacks.assign(threads, std::vector<char>(1 << 16));
-  for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {
-    for (double &x : shared) x = NAN;
-    waits.assign(threads, 0), done.assign(threads, 0);
-    for (int i = 0; i < threads; i++) {
-      getcontext(&coroutines[i]);
-      coroutines[i].uc_stack.ss_sp = stacks[i].data();
-      coroutines[i].uc_stack.ss_size = stacks[i].size();
-      makecontext(&coroutines[i], entry, 0);
-    }
-    bool reversed = false;
-    for (int left = threads; left > 0;) {
-      bool moved = false;
-      for (int n = 0; n < threads; n++) {
-        int i = reversed ? threads - 1 - n : n;
-        if (done[i] || waits[i]) continue;
-        threadIdx.x = i, moved = true;
-        swapcontext(&scheduler, &coroutines[i]);
-        left -= done[i];
-      }
-      reversed = !reversed;
-      for (int first = 0; first < threads; first += 32) {
-        bool all = true;
-        for (int i = first; i < min(threads, first + 32); i++) all &= waits[i] == 1;
-        if (all) for (int i = first; i < min(threads, first + 32); i++) waits[i] = 0, moved = true;
-      }
-      bool all = true;
-      for (int i = 0; i < threads; i++) all &= waits[i] == 2;
-      if (all) for (int i = 0; i < threads; i++) waits[i] = 0, moved = true;
-      if (!moved && left > 0) return 1;
-    }
+// Runs `count` blocks at once, from `first` on; returns 1 if threads wait for ever.
+static int run_blocks(int first, int count) {
+  int threads = blockDim.x, all = count * threads;
+  first_block = first;
+  waits.assign(all, 0), done.assign(all, 0);
+  for (auto &room : rooms)
+    for (double &x : room) x = NAN;
+  for (int i = 0; i < all; i++) {
+    getcontext(&coroutines[i]);
+    coroutines[i].uc_stack.ss_sp = stacks[i].data();
+    coroutines[i].uc_stack.ss_size = stacks[i].size();
+    makecontext(&coroutines[i], entry, 0);
   }
+  bool reversed = false;
+  for (int left = all; left > 0; reversed = !reversed) {
+    bool moved = false;
+    for (int n = 0; n < all; n++) {
+      int i = reversed ? all - 1 - n : n;
+      if (done[i] || waits[i]) continue;
+      blockIdx.x = first + i / threads, threadIdx.x = i % threads, moved = true;
+      swapcontext(&scheduler, &coroutines[i]);
+      left -= done[i];
+    }
+    for (int barrier = 1; barrier <= 2; barrier++)
+      for (int size = barrier == 1 ? 32 : threads, from = 0; from < all; from += size) {
+        bool met = true;
+        for (int i = from; i < from + size; i++) met &= waits[i] == barrier;
+        if (met) for (int i = from; i < from + size; i++) waits[i] = 0, moved = true;
+      }
+    if (!moved && left > 0) return 1;
+  }
+  return 0;
+}
+
+static int run_grid(Body kernel, int blocks, int threads, bool together, const long long *given) {
+  body = kernel, values = given, blockDim.x = threads, gridDim.x = blocks;
+  coroutines.assign(8 * threads, {}), stacks.assign(8 * threads, std::vector<char>(1 << 16));
+  if (together) return run_blocks(0, blocks);
+  for (int first = 0; first < blocks; first++)
+    if (run_blocks(first, 1)) return 1;
   return 0;
 }

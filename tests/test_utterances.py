@@ -1,5 +1,7 @@
 """The kernels that search a whole batch, run on the CPU and held against Algorithm 1 verbatim."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from emulated import THREADS, emulated_kernels, needs_compiler
@@ -20,6 +22,7 @@ def on_the_cpu(monkeypatch):
     monkeypatch.setattr(utterances, "kernels", emulated_kernels)
     monkeypatch.setattr(utterances, "THREADS", THREADS)
     monkeypatch.setattr(utterances, "shared_memory", lambda device: 64 << 10)
+    monkeypatch.setattr(utterances, "num_blocks", lambda device: 3)
     with torch.no_grad():
         yield
 
@@ -56,6 +59,19 @@ def test_a_batch_finds_what_the_sequential_loop_finds(width, layers):
     assert_same(utterances.beam_searches(asked), reference.beam_searches(asked), width)
 
 
+@pytest.mark.parametrize("width", [1, 9, 40])
+def test_blocks_that_share_an_utterance_find_what_the_sequential_loop_finds(width, monkeypatch):
+    monkeypatch.setattr(utterances, "WIDTH_TOGETHER", 0)
+    monkeypatch.setattr(utterances, "BATCHES_TOGETHER", (2, 5))
+    monkeypatch.setattr(utterances, "STAGED_TOGETHER", 20)
+    asked = problem(width, seed=width)
+    expected = reference.beam_searches(asked)
+    assert_same(utterances.beam_searches(asked), expected, width)
+    monkeypatch.setattr(utterances, "PREFIXES", 20 * width)  # so that prefixes are removed
+    monkeypatch.setattr(utterances, "PREFIXES_TOGETHER", 0)
+    assert_same(utterances.beam_searches(asked), expected, width)
+
+
 def test_a_bound_on_the_labels_of_a_frame_is_held_and_counted():
     asked = problem(9, null=-1.0, most=2)
     expected = reference.beam_searches(asked)
@@ -64,8 +80,7 @@ def test_a_bound_on_the_labels_of_a_frame_is_held_and_counted():
 
 
 def test_small_batches_of_hypotheses_find_the_same(monkeypatch):
-    monkeypatch.setattr(utterances, "MIN_BATCH", 1)
-    monkeypatch.setattr(utterances, "MAX_BATCH", 3)
+    monkeypatch.setattr(utterances, "BATCHES", (1, 3))
     asked = problem(9, null=1.0, most=3)
     assert_same(utterances.beam_searches(asked), reference.beam_searches(asked), 9)
 
@@ -73,7 +88,7 @@ def test_small_batches_of_hypotheses_find_the_same(monkeypatch):
 def test_removing_prefixes_that_are_out_of_reach_changes_nothing(monkeypatch):
     asked = problem(5, lengths=(60,), null=2.0, most=2)
     expected = utterances.beam_searches(asked)
-    assert expected[0].num_prefixes > 150
+    assert expected[0].num_prefixes > 140
     monkeypatch.setattr(utterances, "PREFIXES", 60)
     monkeypatch.setattr(utterances, "PREFIXES_PER_HYPOTHESIS", 0)
     found = utterances.beam_searches(asked)
@@ -162,10 +177,19 @@ def test_the_timings_of_a_batch_are_those_of_each_hypothesis(monkeypatch):
     assert utterances.timings(asked, hypotheses)[-1] is None
 
 
-def test_the_problems_that_suit_are_those_without_fusion_and_of_usual_width():
+def test_float64_transcriptions_keep_their_bits():
+    asked = problem(9)
+    doubled = replace(asked, transcriptions=[f.double() for f in asked.transcriptions])
+    found, expected = utterances.beam_searches(doubled), utterances.beam_searches(asked)
+    for one, other in zip(found, expected, strict=True):
+        assert n_best(one, 9, False) == n_best(other, 9, False)
+
+
+def test_the_way_to_search_follows_from_the_width_and_the_memory(monkeypatch):
     assert utterances.suits(problem(10))
-    assert not utterances.suits(problem(utterances.WIDEST + 1))
-    fused = problem(10, fusion=NGram(2, 3, [[1, 2]]), fusion_weight=0.5)
-    assert not utterances.suits(fused)
-    fused.network.double()
-    assert utterances.suits(problem(10))
+    assert not utterances._Sizes.of(problem(10)).together
+    assert utterances._Sizes.of(problem(200)).together
+    assert utterances._Sizes.of(problem(10_000, lengths=[5] * 300)).together  # shared memory
+    assert not utterances.suits(problem(10, fusion=NGram(2, 3, [[1, 2]]), fusion_weight=0.5))
+    monkeypatch.setattr(utterances, "MEMORY", 1 << 20)
+    assert not utterances.suits(problem(10_000))

@@ -1,9 +1,11 @@
 // Both searches and the timings, a block for each utterance: it goes through all frames by itself, so
-// that the host waits once for a whole batch.
+// that the host waits once for a whole batch. With TOGETHER all blocks share the beam search of one
+// utterance.
 //
-// Compiled for K1 outputs and a prediction network of LAYERS layers of H units, which is stepped to
-// TILE prefixes at once, and for blocks of THREADS threads. The host's tensors have a row for each
-// block. Probabilities are logarithms in float64.
+// Compiled for K1 outputs of type F and a prediction network of LAYERS layers of H units, which is
+// stepped to TILE prefixes at once, and for blocks of THREADS threads. `transcriptions` are the
+// addresses of each utterance's f; the host's other tensors have a row for each utterance.
+// Probabilities are logarithms in float64.
 
 typedef long long integer;
 typedef unsigned long long bits;
@@ -14,6 +16,10 @@ typedef unsigned long long bits;
 #define LEAST (-1.7976931348623157e308)
 
 enum { DONE, FULL };  // how a search ended: FULL if an array was too short
+
+#ifndef pause_block
+#define pause_block() __nanosleep(20)
+#endif
 
 __device__ __forceinline__ int lane() { return threadIdx.x % LANES; }
 __device__ __forceinline__ int warp() { return threadIdx.x / LANES; }
@@ -35,12 +41,13 @@ __device__ double log_sum(double a, double b) {
 }
 
 // Returns ln Σ exp(f + g), the denominator of Eq. 13, to all lanes of a warp.
-__device__ double log_norm(const double *f, const float *g) {
+template <class Number>
+__device__ double log_norm(const Number *f, const float *g) {
   double top = NONE, sum = 0;
-  for (int k = lane(); k < K1; k += LANES) top = fmax(top, f[k] + g[k]);
+  for (int k = lane(); k < K1; k += LANES) top = fmax(top, (double)f[k] + g[k]);
   for (int n = LANES / 2; n > 0; n /= 2) top = fmax(top, __shfl_xor_sync(WHOLE, top, n));
   if (top == NONE) return NONE;
-  for (int k = lane(); k < K1; k += LANES) sum += exp(f[k] + g[k] - top);
+  for (int k = lane(); k < K1; k += LANES) sum += exp((double)f[k] + g[k] - top);
   for (int n = LANES / 2; n > 0; n /= 2) sum += __shfl_xor_sync(WHOLE, sum, n);
   return top + log(sum);
 }
@@ -153,6 +160,8 @@ __device__ void step_prefixes(int count, Parent parent, Label label, Place place
   __syncthreads();
 }
 
+#if !TOGETHER
+
 // --- The greedy search ---------------------------------------------------------------------------
 
 struct Path {  // shared memory
@@ -166,7 +175,7 @@ static_assert(sizeof(Path) <= PATH_BYTES, "the host asks for too little shared m
 
 // Takes the most probable output at every node. Each warp looks at a frame; up to the first at which
 // a label is emitted, all have the same g.
-extern "C" __global__ void greedy(const double *all_f, const integer *num_vectors, integer T,
+extern "C" __global__ void greedy(const integer *transcriptions, const integer *num_vectors,
                                   integer most, const float *labels_in, const float *inputs,
                                   const float *hidden, const float *peepholes, const float *biases,
                                   const float *output, const float *output_bias, integer room,
@@ -176,7 +185,7 @@ extern "C" __global__ void greedy(const double *all_f, const integer *num_vector
   Path &path = *(Path *)shared;
   Weights weights = {labels_in, inputs, hidden, peepholes, biases, output, output_bias};
   integer b = blockIdx.x;
-  const double *f = all_f + b * T * K1;
+  const F *f = (const F *)transcriptions[b];
   int *labels = all_labels + b * room, *frames = all_frames + b * room;
   int length = (int)num_vectors[b], num_labels = 0, num_bounded = 0, emitted = 0, t = 0;
   double log_prob = 0;
@@ -189,11 +198,11 @@ extern "C" __global__ void greedy(const double *all_f, const integer *num_vector
   while (t < length) {
     int ahead = min(warps(), length - t);
     if (warp() < ahead) {
-      const double *here = f + (integer)(t + warp()) * K1;
+      const F *here = f + (integer)(t + warp()) * K1;
       double top = NONE, sum = 0;
       int best = K1;
       for (int k = lane(); k < K1; k += LANES) {
-        double x = here[k] + path.g[k];
+        double x = (double)here[k] + path.g[k];
         if (x > top || best == K1) top = x, best = k;
       }
       for (int n = LANES / 2; n > 0; n /= 2) {
@@ -201,12 +210,12 @@ extern "C" __global__ void greedy(const double *all_f, const integer *num_vector
         int its = __shfl_xor_sync(WHOLE, best, n);
         if (other > top || (other == top && its < best)) top = other, best = its;
       }
-      for (int k = lane(); k < K1; k += LANES) sum += exp(here[k] + path.g[k] - top);
+      for (int k = lane(); k < K1; k += LANES) sum += exp((double)here[k] + path.g[k] - top);
       for (int n = LANES / 2; n > 0; n /= 2) sum += __shfl_xor_sync(WHOLE, sum, n);
       if (lane() == 0) {
         path.best[warp()] = best;
         path.log_best[warp()] = top == NONE ? NONE : -log(sum);
-        path.log_null[warp()] = top == NONE ? NONE : here[0] + path.g[0] - top - log(sum);
+        path.log_null[warp()] = top == NONE ? NONE : (double)here[0] + path.g[0] - top - log(sum);
       }
     }
     __syncthreads();
@@ -245,6 +254,8 @@ extern "C" __global__ void greedy(const double *all_f, const integer *num_vector
   }
 }
 
+#endif
+
 // --- The beam search -----------------------------------------------------------------------------
 
 struct Node {  // a prefix
@@ -258,15 +269,43 @@ struct Found {  // of an utterance
   integer num_hypotheses, num_bounded, num_expanded, num_prefixes, bad, status;
 };
 
-struct Search {  // shared memory; arrays of the beam follow
-  Step step;
+struct Search {  // in shared memory, or in global memory with TOGETHER; arrays of the beam follow
   double f[K1];
   bits bounded, least, best;  // ordered
+  unsigned arrived;  // of the blocks, at all meetings
   int shortest, num_open, num_left, num_batch, num_beam, size, bad, cut, full;
   int bins[BINS];
 };
 
-static_assert(sizeof(Search) <= SEARCH_BYTES, "the host asks for too little shared memory");
+static_assert(sizeof(Search) <= SEARCH_BYTES, "the host asks for too little memory");
+
+// The threads that search an utterance.
+struct Team {
+#if TOGETHER
+  unsigned *arrived, meetings;
+  __device__ int block() { return blockIdx.x; }
+  __device__ int blocks() { return gridDim.x; }
+  __device__ void meet() {  // all that was written before is read after
+    __syncthreads();
+    meetings++;
+    if (threadIdx.x == 0) {
+      __threadfence();
+      atomicAdd(arrived, 1u);
+      while (*(volatile unsigned *)arrived < meetings * gridDim.x) pause_block();
+      __threadfence();
+    }
+    __syncthreads();
+  }
+#else
+  __device__ int block() { return 0; }
+  __device__ int blocks() { return 1; }
+  __device__ void meet() { __syncthreads(); }
+#endif
+  __device__ int me() { return block() * blockDim.x + threadIdx.x; }
+  __device__ int all() { return blocks() * blockDim.x; }
+  __device__ int warp() { return me() / LANES; }
+  __device__ int warps() { return all() / LANES; }
+};
 
 __device__ bool is_before(const Node *nodes, int a, int b) {  // in the order of the labels
   int shorter = nodes[a].depth < nodes[b].depth ? 1 : nodes[a].depth > nodes[b].depth ? -1 : 0;
@@ -283,16 +322,19 @@ __device__ __forceinline__ int bin_of(double below) {
 }
 
 // Removes the prefixes that no hypothesis of the beam has, and returns how many are left. `kept` and
-// `place` have room for all rows.
-__device__ int remove_prefixes(int size, const int *beam, int num_beam, Node *nodes, int *child,
-                               float *g, float *h, float *s, int *kept, int *place) {
-  for (int i = threadIdx.x; i < size; i += blockDim.x) nodes[i].row = i == 0;
-  __syncthreads();
-  for (int i = threadIdx.x; i < num_beam; i += blockDim.x)
+// `place` have room for all rows; place[i] becomes the new row of row i. `staged` has room for STAGED
+// rows, each of ROW numbers.
+#define ROW (2 * K1 + 2 * LAYERS * H)
+__device__ int remove_prefixes(Team &team, int size, const int *beam, int num_beam, Node *nodes,
+                               int *child, float *g, float *h, float *s, int *kept, int *place,
+                               int *staged) {
+  for (int i = team.me(); i < size; i += team.all()) nodes[i].row = i == 0;
+  team.meet();
+  for (int i = team.me(); i < num_beam; i += team.all())
     for (int node = beam[i]; !*(volatile int *)&nodes[node].row; node = nodes[node].parent)
       *(volatile int *)&nodes[node].row = 1;
-  __syncthreads();
-  if (warp() == 0) {
+  team.meet();
+  if (team.warp() == 0) {
     int count = 0;
     for (int first = 0; first < size; first += LANES) {
       int i = first + lane();
@@ -305,45 +347,62 @@ __device__ int remove_prefixes(int size, const int *beam, int num_beam, Node *no
     }
     if (lane() == 0) nodes[0].row = count;
   }
-  __syncthreads();
+  team.meet();
   int count = nodes[0].row;
-  __syncthreads();
   // A row moves down, to the place of one that has moved already.
-  for (int to = 0; to < count; to++) {
-    int from = kept[to];
-    for (integer k = threadIdx.x; k < K1; k += blockDim.x) {
-      int next = child[(integer)from * K1 + k];
-      child[(integer)to * K1 + k] = next < 0 ? -1 : place[next];
-      g[(integer)to * K1 + k] = g[(integer)from * K1 + k];
-    }
-    for (integer j = threadIdx.x; j < LAYERS * H; j += blockDim.x) {
-      h[(integer)to * LAYERS * H + j] = h[(integer)from * LAYERS * H + j];
-      s[(integer)to * LAYERS * H + j] = s[(integer)from * LAYERS * H + j];
-    }
-    if (threadIdx.x == 0) {
-      Node node = nodes[from];
+  int *parts[] = {child, (int *)g, (int *)h, (int *)s};
+  const int widths[] = {K1, K1, LAYERS * H, LAYERS * H};
+  for (int first = 0; first < count; first += STAGED) {
+    int rows = min(STAGED, count - first);
+    for (int part = 0, column = 0; part < 4; column += widths[part++])
+      for (int at = team.me(); at < rows * widths[part]; at += team.all()) {
+        int n = at / widths[part], k = at % widths[part];
+        int number = parts[part][(integer)kept[first + n] * widths[part] + k];
+        if (part == 0 && number >= 0) number = place[number];
+        staged[n * ROW + column + k] = number;
+      }
+    Node node;
+    if (team.me() < rows) node = nodes[kept[first + team.me()]];
+    team.meet();
+    for (int part = 0, column = 0; part < 4; column += widths[part++])
+      for (int at = team.me(); at < rows * widths[part]; at += team.all()) {
+        int n = at / widths[part], k = at % widths[part];
+        parts[part][(integer)(first + n) * widths[part] + k] = staged[n * ROW + column + k];
+      }
+    if (team.me() < rows) {
       node.parent = place[node.parent];
-      nodes[to] = node;
+      nodes[first + team.me()] = node;
     }
-    __syncthreads();
+    team.meet();
   }
   return count;
 }
 
 // Runs Algorithm 1; cpu/beam.py has the proof. `room` is the number of prefixes, most_open that of
-// extensions in A, most_beam that of hypotheses in B. A batch of `size` hypotheses is expanded at once.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) beam(const double *all_f, const integer *num_vectors, integer T,
+// extensions in A, most_beam that of hypotheses in B. batch_size hypotheses are expanded at once.
+extern "C" __global__ void __launch_bounds__(THREADS, 2 - TOGETHER)
+                           beam(const integer *transcriptions, const integer *num_vectors,
                                 integer most, integer W, integer batch_size,
                                 const float *labels_in, const float *inputs, const float *hidden,
                                 const float *peepholes, const float *biases, const float *output,
                                 const float *output_bias, integer room, integer most_open,
                                 integer most_beam, Node *all_nodes, int *all_child, float *all_g,
                                 float *all_h, float *all_s, double *all_open, int *all_keys,
+                                int *all_staged, double *work,
                                 double *log_probs, int *found_nodes, int *depths, Found *found) {
   extern __shared__ __align__(16) double shared[];
-  Search &search = *(Search *)shared;
+  Step &step = *(Step *)shared;
+#if TOGETHER
+  integer b = 0;
+  Team team = {&((Search *)work)->arrived, 0};
+#else
+  integer b = blockIdx.x;
+  Team team;
+  work = shared + sizeof(Step) / 8;
+#endif
+  Search &search = *(Search *)work;
   int most_batch = (int)max(W, batch_size), width = (int)W;
-  double *beam_log_prob = shared + SEARCH_BYTES / 8;  // B
+  double *beam_log_prob = work + SEARCH_BYTES / 8;  // B
   double *batch_log_prob = beam_log_prob + most_beam;         // the hypotheses that are expanded
   double *batch_norm = batch_log_prob + most_batch;
   int *beam_node = (int *)(batch_norm + most_batch);
@@ -351,54 +410,58 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) beam(const double *all_
   int *batch_key = batch_node + most_batch;  // before the nodes are known
   Weights weights = {labels_in, inputs, hidden, peepholes, biases, output, output_bias};
 
-  integer b = blockIdx.x;
-  const double *all_frames = all_f + b * T * K1, *f = search.f;
+  const F *all_frames = (const F *)transcriptions[b];
+  const double *f = search.f;
   Node *nodes = all_nodes + b * room;
   int *child = all_child + b * room * K1;
   float *g = all_g + b * room * K1;
   float *h = all_h + b * room * LAYERS * H, *s = all_s + b * room * LAYERS * H;
   double *open = all_open + b * 2 * most_open, *spare_open = open + most_open;  // A, and its copy
   int *keys = all_keys + b * 2 * most_open, *spare_keys = keys + most_open;
+  int *staged = all_staged + b * STAGED * ROW;
   int length = (int)num_vectors[b];
   integer num_bounded = 0, num_expanded = 0, num_prefixes = 1;
 
   // The empty sequence is its own parent, with a state of zeros.
-  for (int j = threadIdx.x; j < LAYERS * H; j += blockDim.x) h[j] = s[j] = 0;
-  for (int k = threadIdx.x; k < K1; k += blockDim.x) child[k] = -1;
-  if (threadIdx.x == 0) {
+  for (int j = team.me(); j < LAYERS * H; j += team.all()) h[j] = s[j] = 0;
+  for (int k = team.me(); k < K1; k += team.all()) child[k] = -1;
+  if (team.me() == 0) {
     nodes[0] = {0, 0, 0, -1, 0, 0};
     beam_node[0] = 0, beam_log_prob[0] = 0;
     search.num_beam = search.size = 1;
     search.bad = search.full = 0;
   }
   auto zero = [](int) { return 0; };
-  step_prefixes(1, zero, zero, zero, weights, search.step, h, s, g, &search.bad);
+  team.meet();
+  if (team.block() == 0)
+    step_prefixes(1, zero, zero, zero, weights, step, h, s, g, &search.bad);
+  team.meet();
 
   int count = 1;  // hypotheses in B
   for (int t = 0; t < length && count > 0; t++) {
     // --- Let A = B with its prefix sums, and B = {} ---
     if (search.size > room / 2) {
-      int left = remove_prefixes(search.size, beam_node, count, nodes, child, g, h, s, keys,
-                                 spare_keys);
-      for (int i = threadIdx.x; i < count; i += blockDim.x) beam_node[i] = spare_keys[beam_node[i]];
-      if (threadIdx.x == 0) search.size = left;
-      __syncthreads();
+      int left = remove_prefixes(team, search.size, beam_node, count, nodes, child, g, h, s, keys,
+                                 spare_keys, staged);
+      for (int i = team.me(); i < count; i += team.all()) beam_node[i] = spare_keys[beam_node[i]];
+      if (team.me() == 0) search.size = left;
+      team.meet();
     }
-    for (int k = threadIdx.x; k < K1; k += blockDim.x) search.f[k] = all_frames[(integer)t * K1 + k];
-    if (threadIdx.x == 0) {
+    for (int k = team.me(); k < K1; k += team.all()) search.f[k] = all_frames[(integer)t * K1 + k];
+    if (team.me() == 0) {
       search.shortest = 1 << 30;
       search.bounded = search.best = ordered(NONE);
       search.num_open = 0;
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    team.meet();
+    for (int i = team.me(); i < count; i += team.all()) {
       Node &node = nodes[beam_node[i]];
       node.frame = t;
       node.row = i;
       atomicMin(&search.shortest, node.depth);
     }
-    __syncthreads();
-    for (int i = warp(); i < count; i += warps()) {
+    team.meet();
+    for (int i = team.warp(); i < count; i += team.warps()) {
       double total = beam_log_prob[i], between = 0;
       int at = beam_node[i];
       for (Node here = nodes[at]; here.depth > search.shortest;) {
@@ -414,7 +477,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) beam(const double *all_
         atomicMax(&search.best, ordered(total));
       }
     }
-    __syncthreads();
+    team.meet();
     double best = unordered(search.best);  // no hypothesis of this frame is more probable
     double worst = LEAST;                  // the W-th best probability in B
     int num_beam = 0, num_batch = count;
@@ -423,28 +486,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) beam(const double *all_
     while (num_batch > 0) {
       num_expanded += num_batch;
       if (num_beam + num_batch > most_beam) {  // leave the W best
-        for (int first = 0, left = 0; first < num_beam; first += blockDim.x) {
-          int i = first + threadIdx.x;
+        for (int first = 0, left = 0; first < num_beam; first += team.all()) {
+          int i = first + team.me();
           double log_prob = i < num_beam ? beam_log_prob[i] : NONE;
           int node = i < num_beam ? beam_node[i] : 0;
-          if (threadIdx.x == 0) search.num_beam = left;
-          __syncthreads();
+          if (team.me() == 0) search.num_beam = left;
+          team.meet();
           if (i < num_beam && log_prob >= worst) {
             int to = atomicAdd(&search.num_beam, 1);
             beam_log_prob[to] = log_prob;
             beam_node[to] = node;
           }
-          __syncthreads();
+          team.meet();
           left = search.num_beam;
-          __syncthreads();
+          team.meet();
         }
         num_beam = search.num_beam;
         if (num_beam + num_batch > most_beam) {
-          if (threadIdx.x == 0) search.full = 1;
+          if (team.me() == 0) search.full = 1;
           break;
         }
       }
-      for (int i = warp(); i < num_batch; i += warps()) {
+      for (int i = team.warp(); i < num_batch; i += team.warps()) {
         int node = batch_node[i];
         const float *its_g = g + (integer)node * K1;
         double log_prob = batch_log_prob[i], norm = log_norm(f, its_g);
@@ -460,20 +523,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) beam(const double *all_
         }
       }
       num_beam += num_batch;
-      if (threadIdx.x == 0) search.least = ~0ULL;
-      __syncthreads();
+      if (team.me() == 0) search.least = ~0ULL;
+      team.meet();
       if (num_beam >= width) {
-        for (int i = threadIdx.x; i < num_beam; i += blockDim.x) {
+        for (int i = team.warp(); i < num_beam; i += team.warps()) {
           double log_prob = beam_log_prob[i];
           int better = 0;
-          for (int j = 0; j < num_beam; j++) better += beam_log_prob[j] > log_prob;
-          if (better < width) atomicMin(&search.least, ordered(log_prob));
+          for (int j = lane(); j < num_beam; j += LANES) better += beam_log_prob[j] > log_prob;
+          for (int n = LANES / 2; n > 0; n /= 2) better += __shfl_xor_sync(WHOLE, better, n);
+          if (lane() == 0 && better < width) atomicMin(&search.least, ordered(log_prob));
         }
-        __syncthreads();
+        team.meet();
         worst = fmax(unordered(search.least), LEAST);
       }
       // Add the extensions that may still enter B to A; one that was in A keeps its sum.
-      for (int at = threadIdx.x; at < num_batch * (K1 - 1); at += blockDim.x) {
+      for (int at = team.me(); at < num_batch * (K1 - 1); at += team.all()) {
         int i = at / (K1 - 1), k = at % (K1 - 1) + 1, node = batch_node[i];
         if (node < 0) continue;
         double log_prob = batch_log_prob[i] + log_pr(f[k], g[(integer)node * K1 + k], batch_norm[i]);
@@ -483,31 +547,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) beam(const double *all_
         int to = atomicAdd(&search.num_open, 1);
         if (to < most_open) open[to] = log_prob, keys[to] = node * K1 + k;
       }
-      for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) search.bins[bin] = 0;
-      if (threadIdx.x == 0) search.num_batch = search.num_left = 0, search.cut = BINS;
-      __syncthreads();
+      for (int bin = team.me(); bin < BINS; bin += team.all()) search.bins[bin] = 0;
+      if (team.me() == 0) search.num_batch = search.num_left = 0, search.cut = BINS;
+      team.meet();
       int num_open = search.num_open, first = search.size;
       if (num_open > most_open) {
-        if (threadIdx.x == 0) search.full = 1;
+        if (team.me() == 0) search.full = 1;
         break;
       }
       // Take the best, by a histogram; the order among equals is of no consequence.
       if (num_open > batch_size) {
-        for (int i = threadIdx.x; i < num_open; i += blockDim.x)
+        for (int i = team.me(); i < num_open; i += team.all())
           if (open[i] >= worst) atomicAdd(&search.bins[bin_of(best - open[i])], 1);
-        __syncthreads();
-        if (threadIdx.x == 0) {
-          int bin = 0;
-          for (int sum = 0; bin < BINS && sum < batch_size; bin++) sum += search.bins[bin];
-          search.cut = bin;  // the first bin of which none is taken
+        team.meet();
+        if (team.warp() == 0) {
+          int sum = 0, bin = 0;  // whole groups of bins, then single ones
+          for (; bin < BINS; bin += LANES) {
+            int here = search.bins[bin + lane()];
+            for (int n = LANES / 2; n > 0; n /= 2) here += __shfl_xor_sync(WHOLE, here, n);
+            if (sum + here >= batch_size) break;
+            sum += here;
+          }
+          for (; bin < BINS && sum < batch_size; bin++) sum += search.bins[bin];
+          if (lane() == 0) search.cut = bin;  // the first bin of which none is taken
         }
-        __syncthreads();
+        team.meet();
       }
-      for (int i = threadIdx.x; i < num_open; i += blockDim.x) {
+      for (int i = team.me(); i < num_open; i += team.all()) {
         double log_prob = open[i];
         if (!(log_prob >= worst)) continue;
         int key = keys[i], to = most_batch;
-        if (search.cut == BINS || bin_of(best - log_prob) < search.cut) to = atomicAdd(&search.num_batch, 1);
+        if (search.cut == BINS || bin_of(best - log_prob) < search.cut)
+          to = atomicAdd(&search.num_batch, 1);
         if (to < batch_size) {
           batch_log_prob[to] = log_prob;
           batch_key[to] = key;
@@ -517,14 +588,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) beam(const double *all_
           spare_keys[to] = key;
         }
       }
-      __syncthreads();
+      team.meet();
       num_batch = (int)min((integer)search.num_batch, batch_size);
       double *const old_open = open;
       int *const old_keys = keys;
       open = spare_open, spare_open = old_open;
       keys = spare_keys, spare_keys = old_keys;
       // Add new prefixes to the trie.
-      for (int i = threadIdx.x; i < num_batch; i += blockDim.x) {
+      for (int i = team.me(); i < num_batch; i += team.all()) {
         int key = batch_key[i], node = child[key];
         if (node < 0) {
           node = atomicAdd(&search.size, 1);
@@ -535,46 +606,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) beam(const double *all_
         }
         batch_node[i] = node;
       }
-      __syncthreads();
-      if (threadIdx.x == 0) search.num_open = search.num_left;
+      team.meet();
+      if (team.me() == 0) search.num_open = search.num_left;
       int size = search.size;
       if (size > room) {
-        if (threadIdx.x == 0) search.full = 1;
+        if (team.me() == 0) search.full = 1;
         break;
       }
       num_prefixes += size - first;
-      for (integer k = (integer)first * K1 + threadIdx.x; k < (integer)size * K1; k += blockDim.x)
+      for (integer k = (integer)first * K1 + team.me(); k < (integer)size * K1; k += team.all())
         child[k] = -1;
-      for (; first < size; first += TILE) {
+      for (first += team.block() * TILE; first < size; first += team.blocks() * TILE) {
         auto parent = [&](int n) { return nodes[first + n].parent; };
         auto label = [&](int n) { return nodes[first + n].label; };
         auto place = [&](int n) { return first + n; };
-        step_prefixes(min(size - first, TILE), parent, label, place, weights, search.step, h, s, g,
+        step_prefixes(min(size - first, TILE), parent, label, place, weights, step, h, s, g,
                       &search.bad);
       }
-      __syncthreads();
+      team.meet();
     }
-    __syncthreads();
+    team.meet();
     if (search.full) break;
     num_bounded += search.bounded > ordered(NONE) && unordered(search.bounded) >= worst;
 
     // --- Keep the W best; ties are decided by the order of the labels ---
-    for (int begin = 0, left = 0; begin < num_beam; begin += blockDim.x) {
-      int i = begin + threadIdx.x;
+    for (int begin = 0, left = 0; begin < num_beam; begin += team.all()) {
+      int i = begin + team.me();
       double log_prob = i < num_beam ? beam_log_prob[i] : NONE;
       int node = i < num_beam ? beam_node[i] : 0;
-      if (threadIdx.x == 0) search.num_beam = left;
-      __syncthreads();
+      if (team.me() == 0) search.num_beam = left;
+      team.meet();
       if (i < num_beam && log_prob >= worst) {
         int to = atomicAdd(&search.num_beam, 1);
         beam_log_prob[to] = log_prob;
         beam_node[to] = node;
       }
-      __syncthreads();
+      team.meet();
       left = search.num_beam;
-      __syncthreads();
+      team.meet();
     }
-    if (threadIdx.x == 0) {
+    if (team.me() == 0) {
       int left = search.num_beam;
       while (left > width) {
         int last = -1;
@@ -588,16 +659,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) beam(const double *all_
       }
       search.num_beam = left;
     }
-    __syncthreads();
+    team.meet();
     count = search.num_beam;
-    __syncthreads();
+    team.meet();
   }
-  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+  for (int i = team.me(); i < count; i += team.all()) {
     log_probs[b * W + i] = beam_log_prob[i];
     found_nodes[b * W + i] = beam_node[i];
     depths[b * W + i] = nodes[beam_node[i]].depth;
   }
-  if (threadIdx.x == 0)
+  if (team.me() == 0)
     found[b] = {count, num_bounded, num_expanded, num_prefixes, search.bad, search.full ? FULL : DONE};
 }
 
@@ -613,6 +684,8 @@ extern "C" __global__ void paths(const integer *utterances, const int *found_nod
     labels[--to] = here.label;
 }
 
+#if !TOGETHER
+
 // --- The timings ---------------------------------------------------------------------------------
 
 __device__ __forceinline__ double finite_or(double arrow) { return arrow > NONE ? arrow : IMPOSSIBLE; }
@@ -625,7 +698,8 @@ __device__ __forceinline__ double log_sum_finite(double a, double b) {
 // Computes when each label of a hypothesis is emitted, as cpu/emissions.py does. `room` is the number
 // of nodes of the largest lattice of the batch, with one row more than frames; the four arrays of
 // `lattices` have so many each.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) timings(const double *all_f, const integer *num_vectors, integer T,
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+                           timings(const integer *transcriptions, const integer *num_vectors,
                                    const integer *utterances, const float *all_g,
                                    const integer *all_labels, const integer *num_labels,
                                    integer longest, double tail, integer room, double *lattices,
@@ -634,7 +708,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) timings(const double *a
   extern __shared__ __align__(16) double shared[];
   integer i = blockIdx.x, b = utterances[i];
   int U = (int)num_labels[i], length = (int)num_vectors[b], width = U + 1;
-  const double *f = all_f + b * T * K1;
+  const F *f = (const F *)transcriptions[b];
   const float *g = all_g + i * (longest + 1) * K1;
   const integer *labels = all_labels + i * longest;
   double *log_null = lattices + i * 4 * room, *log_label = log_null + room;
@@ -642,7 +716,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) timings(const double *a
   frames += i * longest, starts += i * longest, ends += i * longest, confidences += i * longest;
   for (int at = warp(); at < length * width; at += warps()) {
     int t = at / width, u = at % width, k = u < U ? (int)labels[u] : 0;
-    const double *here = f + (integer)t * K1;
+    const F *here = f + (integer)t * K1;
     double norm = log_norm(here, g + u * K1);
     if (lane() == 0) {
       log_null[at] = finite_or(log_pr(here[0], g[u * K1], norm));        // Eq. 15
@@ -714,3 +788,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) timings(const double *a
       }
   }
 }
+
+#endif

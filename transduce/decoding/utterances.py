@@ -1,8 +1,9 @@
 """Both searches and the timings on a GPU, a block for each utterance: launches of utterances.cu.
 
 A block goes through all frames of its utterance, so that the host waits once for a whole batch, and
-all utterances are searched side by side. The prediction network is ours, in float32, and the joint
-is the sum.
+all utterances are searched side by side. If the beam is wide and the utterances are few, all blocks
+share one utterance after the other instead. The prediction network is ours, in float32, and the
+joint is the sum.
 
 **Memory.** The trie of an utterance has room for a fixed number of prefixes. When a frame begins
 and half of it is in use, the prefixes that no hypothesis of the beam has are removed. An utterance
@@ -28,22 +29,28 @@ from transduce.decoding.hypothesis import (
     Timing,
     check_prediction,
 )
-from transduce.decoding.problem import Problem, padded
+from transduce.decoding.problem import Problem
 from transduce.kernels.nvrtc import Kernel, kernels, shared_memory
 from transduce.kernels.sentinels import NEVER, cuda_options
 from transduce.networks import PredictionNetwork
 
 SOURCE = Path(__file__).with_name("utterances.cu").read_text()
 NAMES = ("greedy", "beam", "paths", "timings")
+NAMES_TOGETHER = ("beam", "paths")
 THREADS, TILE, BINS, LANES = 512, 8, 128, 32
 # Bytes of the tries, or lattices, of utterances that are searched side by side: memory against
 # the utterances that keep a GPU busy.
 MEMORY = 4 << 30
-WIDEST = 1024  # A wider beam is better searched by all blocks together.
-# Hypotheses expanded at once after the first of a frame: W / 4 within these bounds. More steps of
-# the prediction network share its weights, and more hypotheses are expanded in vain.
-MIN_BATCH, MAX_BATCH = 16, 64
-PREFIXES, PREFIXES_PER_HYPOTHESIS = 2048, 32  # in a trie, besides one for each frame
+# All blocks share an utterance if its beam has so many hypotheses for each utterance that would be
+# searched at once. On an H200 both ways then take equally long, at widths from 50 to 4000.
+WIDTH_TOGETHER = 50
+# Hypotheses expanded at once after the first of a frame: W / 4 within these bounds, the latter
+# where blocks share an utterance. The prediction network's weights are read once for each batch;
+# a larger batch expands more hypotheses in vain.
+BATCHES, BATCHES_TOGETHER = (8, 64), (256, 1024)
+# Prefixes for which a trie has room, besides one for each frame, and for each hypothesis.
+PREFIXES, PREFIXES_PER_HYPOTHESIS, PREFIXES_TOGETHER = 2048, 32, 128
+STAGED, STAGED_TOGETHER = 64, 4096  # prefixes that are moved at once when others are removed
 LEAST_OPEN = 4096  # extensions in A for which there is room, at least
 LABELS_PER_FRAME = 32  # for which a greedy search has room on average
 MOST_LABELS = 2000  # of a hypothesis whose timings are computed here: their shared memory
@@ -52,39 +59,59 @@ MOST_LABELS = 2000  # of a hypothesis whose timings are computed here: their sha
 def suits(problem: Problem) -> bool:
     """Return whether the beam search of a problem with our network can run here."""
     network, device = problem.peephole_network(), problem.transcriptions[0].device
-    if network is None or problem.options.fuses or problem.beam_width > WIDEST:
+    if network is None or problem.options.fuses:
         return False
-    longest = max(map(len, problem.transcriptions))
-    sizes = _Sizes.of(problem, longest)
+    sizes = _Sizes.of(problem)
     return (
         sizes.shared <= shared_memory(device.index)
+        and sizes.bytes <= MEMORY
         and sizes.room * problem.num_outputs < 1 << 31
-        and sizes.most_open < 1 << 31
     )
 
 
 class _Sizes(NamedTuple):
     """The lengths of a beam search's arrays."""
 
+    together: bool  # whether all blocks share an utterance
     batch_size: int
     room: int  # prefixes
     most_open: int
     most_beam: int
+    staged: int
     shared: int  # bytes of shared memory
+    work: int  # bytes of global memory in its place, where blocks share an utterance
     bytes: int  # of an utterance's arrays
 
     @classmethod
-    def of(cls, problem: Problem, longest: int) -> _Sizes:
-        """Return the sizes for utterances of at most `longest` vectors."""
-        W, K1 = problem.beam_width, problem.num_outputs
-        L, H = _layers_and_units(problem)
-        batch_size = min(max(W // 4, MIN_BATCH), MAX_BATCH)
-        room = PREFIXES + PREFIXES_PER_HYPOTHESIS * W + longest
+    def of(cls, problem: Problem) -> _Sizes:
+        """Choose the way to search, and return the sizes for the longest utterance."""
+        apart, device = cls._of(problem, False), problem.transcriptions[0].device
+        at_once = min(len(problem.transcriptions), MEMORY // apart.bytes)
+        fits = apart.shared <= shared_memory(device.index) and at_once > 0
+        if fits and at_once * WIDTH_TOGETHER > problem.beam_width:
+            return apart
+        return cls._of(problem, True)
+
+    @classmethod
+    def _of(cls, problem: Problem, together: bool) -> _Sizes:
+        W, K1, (L, H) = problem.beam_width, problem.num_outputs, _layers_and_units(problem)
+        least, most = BATCHES_TOGETHER if together else BATCHES
+        batch_size = min(max(W // 4, least), most)
+        each = PREFIXES_TOGETHER if together else PREFIXES_PER_HYPOTHESIS
+        room = PREFIXES + each * W + max(map(len, problem.transcriptions))
         most_open = max(LEAST_OPEN, 2 * (W + batch_size) * K1, room)
         most_beam, most_batch = 2 * W + 4 * batch_size, max(W, batch_size)
-        shared = _search_bytes(K1, H) + 12 * most_beam + 24 * most_batch
-        each = room * (24 + 8 * K1 + 8 * L * H) + 24 * most_open + 8 * longest * K1
-        return cls(batch_size, room, most_open, most_beam, shared, each)
+        work = _search_bytes(K1) + 12 * most_beam + 24 * most_batch
+        shared = _step_bytes(H) + (0 if together else work)
+        staged = STAGED_TOGETHER if together else STAGED
+        row = 8 * K1 + 8 * L * H
+        size = room * (24 + row) + 24 * most_open + staged * row
+        return cls(together, batch_size, room, most_open, most_beam, staged, shared, work, size)
+
+
+def num_blocks(device: torch.device) -> int:
+    """Return how many blocks share an utterance."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _layers_and_units(problem: Problem) -> tuple[int, int]:
@@ -97,9 +124,9 @@ def _step_bytes(H: int) -> int:
     return 4 * TILE * (-(-H // 4) * 4 + 4 * H)
 
 
-def _search_bytes(K1: int, H: int) -> int:
+def _search_bytes(K1: int) -> int:
     """Return the bytes of `Search` in the source, rounded up."""
-    return _step_bytes(H) + -(-(8 * K1 + 4 * BINS + 128) // 16) * 16
+    return -(-(8 * K1 + 4 * BINS + 128) // 16) * 16
 
 
 def _path_bytes(K1: int, L: int, H: int) -> int:
@@ -107,17 +134,35 @@ def _path_bytes(K1: int, L: int, H: int) -> int:
     return _step_bytes(H) + -(-(4 * K1 + 8 * L * H + 20 * LANES + 64) // 16) * 16
 
 
-def options(K1: int, L: int, H: int) -> tuple[str, ...]:
-    """Return the compiler options for a prediction network."""
+def options(
+    K1: int, L: int, H: int, together: bool = False, dtype: torch.dtype = torch.float32
+) -> tuple[str, ...]:
+    """Return the compiler options for a prediction network and the type of f."""
     sizes = {"K1": K1, "LAYERS": L, "H": H, "TILE": TILE, "BINS": BINS, "THREADS": THREADS}
-    sizes |= {"SEARCH_BYTES": _search_bytes(K1, H), "PATH_BYTES": _path_bytes(K1, L, H)}
-    return *(f"-D{name}={size}" for name, size in sizes.items()), *cuda_options(True)
+    sizes |= {"SEARCH_BYTES": _search_bytes(K1), "PATH_BYTES": _path_bytes(K1, L, H)}
+    sizes |= {"TOGETHER": int(together), "STAGED": STAGED_TOGETHER if together else STAGED}
+    kind = "double" if dtype == torch.float64 else "float"
+    return f"-DF={kind}", *(f"-D{name}={n}" for name, n in sizes.items()), *cuda_options(True)
 
 
-def _kernels(problem: Problem) -> dict[str, Kernel]:
-    device = problem.transcriptions[0].get_device()
-    flags = options(problem.num_outputs, *_layers_and_units(problem))
-    return dict(zip(NAMES, kernels(SOURCE, flags, NAMES, device), strict=True))
+def _kernels(problem: Problem, together: bool = False) -> dict[str, Kernel]:
+    f = problem.transcriptions[0]
+    names = NAMES_TOGETHER if together else NAMES
+    dtype = torch.float64 if f.dtype == torch.float64 else torch.float32
+    flags = options(problem.num_outputs, *_layers_and_units(problem), together, dtype)
+    return dict(zip(names, kernels(SOURCE, flags, names, f.get_device()), strict=True))
+
+
+class _Transcriptions:
+    """The addresses and the lengths [B] of f [T, K+1] of some utterances."""
+
+    def __init__(self, transcriptions: Sequence[Tensor]) -> None:
+        # Numbers of fewer bits than float32 has become float32.
+        self.kept = [f.to(torch.promote_types(f.dtype, torch.float32)) for f in transcriptions]
+        self.kept = [f.contiguous() for f in self.kept]
+        places, lengths = [f.data_ptr() for f in self.kept], [len(f) for f in self.kept]
+        both = torch.tensor([places, lengths]).to(self.kept[0].device)
+        self.places, self.lengths = both[0], both[1]
 
 
 def _weights(network: PredictionNetwork) -> tuple[Tensor, ...]:
@@ -157,22 +202,21 @@ def greedy_searches(problem: Problem) -> list[Greedy | None]:
     """Return each utterance's greedy alignment; None where there was no room for its labels."""
     network = problem.peephole_network()
     assert network is not None
-    L, H = _layers_and_units(problem)
-    f, num_vectors = padded(problem.transcriptions)
-    (B, T, K1), most = f.shape, problem.max_labels_per_frame
+    f, most = _Transcriptions(problem.transcriptions), problem.max_labels_per_frame
+    B, T = len(f.kept), max(map(len, f.kept))
     room = T * min(most, LABELS_PER_FRAME)
-    labels, frames = num_vectors.new_empty(2, B, room, dtype=torch.int32)
-    log_prob = torch.empty(B, dtype=torch.float64, device=f.device)
-    counts = num_vectors.new_empty(B, 4)
+    labels, frames = f.lengths.new_empty(2, B, room, dtype=torch.int32)
+    log_prob = torch.empty(B, dtype=torch.float64, device=labels.device)
+    counts = f.lengths.new_empty(B, 4)
     _kernels(problem)["greedy"](
         (B, 1),
         THREADS,
         (
-            *(f.double(), num_vectors, T, most),
+            *(f.places, f.lengths, most),
             *_weights(network),
             *(room, labels, frames, log_prob, counts),
         ),
-        shared=_path_bytes(K1, L, H),
+        shared=_path_bytes(problem.num_outputs, *_layers_and_units(problem)),
     )
     numbers = counts.tolist()
     _check(any(bad for _, _, bad, _ in numbers))
@@ -197,9 +241,9 @@ def beam_searches(problem: Problem) -> list[Found | None]:
     """Return the beam B after each utterance's last frame; None where there was no room for it."""
     network, lengths = problem.peephole_network(), [len(f) for f in problem.transcriptions]
     assert network is not None
-    sizes, weights = _Sizes.of(problem, max(lengths)), _weights(network)
+    sizes, weights = _Sizes.of(problem), _weights(network)
     found: list[Found | None] = [None] * len(lengths)
-    for places in _groups(lengths, sizes.bytes):
+    for places in _groups(lengths, MEMORY if sizes.together else sizes.bytes):
         group = [problem.transcriptions[b] for b in places]
         for b, one in zip(places, _beam_searches(problem, group, weights, sizes), strict=True):
             found[b] = one
@@ -210,34 +254,36 @@ def _beam_searches(
     problem: Problem, transcriptions: list[Tensor], weights: tuple[Tensor, ...], sizes: _Sizes
 ) -> list[Found | None]:
     """Search some utterances side by side."""
-    f, num_vectors = padded(transcriptions)
-    (B, T, K1), W = f.shape, problem.beam_width
-    L, H = _layers_and_units(problem)
-    room, most_open = sizes.room, sizes.most_open
-    whole = num_vectors.new_empty(0, dtype=torch.int32)
+    f, B, W = _Transcriptions(transcriptions), len(transcriptions), problem.beam_width
+    K1, (L, H) = problem.num_outputs, _layers_and_units(problem)
+    room, most_open, together = sizes.room, sizes.most_open, sizes.together
+    whole = f.lengths.new_empty(0, dtype=torch.int32)
     nodes = whole.new_empty(B, room, 6)
     g = whole.new_empty(B, room, K1, dtype=torch.float32)
     state = g.new_empty(2, B, room, L, H)
     log_prob = g.new_empty(B, W, dtype=torch.float64)
     places, depth = whole.new_empty(2, B, W)
-    counts = num_vectors.new_empty(B, 6)
-    run = _kernels(problem)
+    counts = f.lengths.new_empty(B, 6)
+    run = _kernels(problem, together)
     run["beam"](
-        (B, 1),
+        (num_blocks(whole.device) if together else B, 1),
         THREADS,
         (
-            *(f.double(), num_vectors, T, problem.max_labels_per_frame, W, sizes.batch_size),
+            *(f.places, f.lengths, problem.max_labels_per_frame, W, sizes.batch_size),
             *weights,
             *(room, most_open, sizes.most_beam, nodes),
             *(whole.new_empty(B, room, K1), g, state[0], state[1]),
             *(log_prob.new_empty(B, 2, most_open), whole.new_empty(B, 2, most_open)),
+            whole.new_empty(B, sizes.staged, 2 * (K1 + L * H)),
+            log_prob.new_zeros(sizes.work // 8) if together else None,
             *(log_prob, places, depth, counts),
         ),
         shared=sizes.shared,
+        together=together,
     )
     numbers = counts.tolist()
     _check(any(row[4] for row in numbers))
-    inside = torch.arange(W, device=f.device) < counts[:, :1]
+    inside = torch.arange(W, device=whole.device) < counts[:, :1]
     utterances, ends = inside.nonzero()[:, 0].contiguous(), depth[inside].cumsum(0)
     count = len(ends)
     labels = whole.new_empty(int(ends[-1]) if count else 0)
@@ -295,8 +341,8 @@ def _timings(
     """Compute the timings of hypotheses whose lattices have at most so many nodes."""
     network = problem.peephole_network()
     assert network is not None
-    f, num_vectors = padded(problem.transcriptions)
-    device, T = f.device, f.shape[1]
+    f = _Transcriptions(problem.transcriptions)
+    device = f.places.device
     utterances = torch.tensor([b for b, _ in hypotheses], device=device)
     num_labels = torch.tensor([len(y) for _, y in hypotheses], device=device)
     labels = pad_sequence([torch.tensor(y) for _, y in hypotheses], True).to(device)
@@ -309,7 +355,7 @@ def _timings(
         (N, 1),
         THREADS,
         (
-            *(f.double(), num_vectors, T, utterances, g, labels, num_labels, U, TAIL),
+            *(f.places, f.lengths, utterances, g, labels, num_labels, U, TAIL),
             *(nodes, lattices, times[0], times[1], times[2], confidences, evidences),
         ),
         shared=8 * 5 * (U + 1),
