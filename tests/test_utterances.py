@@ -173,7 +173,7 @@ def test_the_timings_of_a_batch_are_those_of_each_hypothesis(monkeypatch):
             assert [t.confidence for t in one] == pytest.approx(
                 [t.confidence for t in other], abs=1e-5
             )
-    monkeypatch.setattr(utterances, "MOST_LABELS", 69)
+    monkeypatch.setattr(utterances, "shared_memory", lambda device: 70 * 40)
     assert utterances.timings(asked, hypotheses)[-1] is None
 
 
@@ -187,9 +187,13 @@ def test_float64_transcriptions_keep_their_bits():
 
 def test_the_way_to_search_follows_from_the_width_and_the_memory(monkeypatch):
     assert utterances.suits(problem(10))
+    assert utterances.suits_greedy(problem(1))
     assert not utterances._Sizes.of(problem(10)).together
     assert utterances._Sizes.of(problem(200)).together
     assert utterances._Sizes.of(problem(10_000, lengths=[5] * 300)).together  # shared memory
     assert not utterances.suits(problem(10, fusion=NGram(2, 3, [[1, 2]]), fusion_weight=0.5))
     monkeypatch.setattr(utterances, "MEMORY", 1 << 20)
     assert not utterances.suits(problem(10_000))
+    monkeypatch.setattr(utterances, "shared_memory", lambda device: 1 << 10)
+    assert not utterances.suits(problem(10))
+    assert not utterances.suits_greedy(problem(1))

@@ -45,6 +45,8 @@ def greedy_searches(problem: Problem) -> list[Greedy]:
     """Return each utterance's greedy alignment."""
     device = problem.transcriptions[0].device
     with current(device), without_autocast():
+        if not utterances.suits_greedy(problem):
+            return eager_greedy_searches(problem)
         found = utterances.greedy_searches(problem)
         too_long = [b for b, one in enumerate(found) if one is None]
         others = eager_greedy_searches(_part(problem, too_long)) if too_long else []

@@ -53,7 +53,7 @@ PREFIXES, PREFIXES_PER_HYPOTHESIS, PREFIXES_TOGETHER = 2048, 32, 128
 STAGED, STAGED_TOGETHER = 64, 4096  # prefixes that are moved at once when others are removed
 LEAST_OPEN = 4096  # extensions in A for which there is room, at least
 LABELS_PER_FRAME = 32  # for which a greedy search has room on average
-MOST_LABELS = 2000  # of a hypothesis whose timings are computed here: their shared memory
+BYTES_PER_LABEL = 40  # of the shared memory of a hypothesis whose timings are computed
 
 
 def suits(problem: Problem) -> bool:
@@ -67,6 +67,12 @@ def suits(problem: Problem) -> bool:
         and sizes.bytes <= MEMORY
         and sizes.room * problem.num_outputs < 1 << 31
     )
+
+
+def suits_greedy(problem: Problem) -> bool:
+    """Return whether the greedy search of a problem with our network can run here."""
+    needed = _path_bytes(problem.num_outputs, *_layers_and_units(problem))
+    return needed <= shared_memory(problem.transcriptions[0].device.index)
 
 
 class _Sizes(NamedTuple):
@@ -318,13 +324,14 @@ def timings(
     Return None for those with so many labels, or so large a lattice, that they do not fit here.
     """
     lengths = [len(f) for f in problem.transcriptions]
+    most = shared_memory(problem.transcriptions[0].device.index) // BYTES_PER_LABEL - 1
 
     def bytes_of(i: int) -> int:
         b, labels = hypotheses[i]
         return 32 * (lengths[b] + 1) * (len(labels) + 1)
 
     found: list[list[Timing] | None] = [None if y else [] for _, y in hypotheses]
-    left = [i for i, (_, y) in enumerate(hypotheses) if 0 < len(y) <= MOST_LABELS]
+    left = [i for i, (_, y) in enumerate(hypotheses) if 0 < len(y) <= most]
     left = sorted((i for i in left if bytes_of(i) <= MEMORY), key=bytes_of)
     while left:
         here = left[-max(1, MEMORY // bytes_of(left[-1])) :]
@@ -358,7 +365,7 @@ def _timings(
             *(f.places, f.lengths, utterances, g, labels, num_labels, U, TAIL),
             *(nodes, lattices, times[0], times[1], times[2], confidences, evidences),
         ),
-        shared=8 * 5 * (U + 1),
+        shared=BYTES_PER_LABEL * (U + 1),
     )
     if bool((evidences <= NEVER).any()):
         raise ValueError("the labels cannot be emitted, so they have no timings")
