@@ -34,12 +34,15 @@ import transduce
 from transduce import (
     NGram,
     PeepholeLSTM,
+    PredictionNetwork,
     Transducer,
     beam_search,
+    greedy_search,
     rnnt_loss,
     search,
     transducer_loss,
 )
+from transduce.decoding import utterances
 from transduce.kernels.nvrtc import full_float32_matmul
 from transduce.lattice.consistency import lattice_symmetric_kl
 from transduce.lattice.loss import lattice_loss
@@ -809,6 +812,62 @@ def test_the_kernels_of_the_search_find_what_tensor_operations_find(width, most,
         assert one[0].labels == other[0].labels
         for h in both:
             assert h.log_prob == pytest.approx(expected[h.labels], abs=1e-4)
+
+
+@pytest.fixture
+def ragged():
+    """Some utterances of different lengths, and the network to search them with, on the CPU."""
+    torch.manual_seed(1)
+    network = PredictionNetwork(11, 21, 2)
+    with torch.no_grad():
+        for weights in network.parameters():
+            weights *= 3
+    num_vectors = torch.tensor([23, 0, 7, 1, 40])
+    f = 2 * torch.randn(5, 40, 12)
+    f[..., 0] += 5
+    return f, num_vectors, network
+
+
+SEARCHES = [(9, None), (40, None), (40, "together"), (9, "no room")]
+
+
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")
+@pytest.mark.parametrize("width, how", SEARCHES)
+def test_a_batch_is_searched_at_once_as_by_the_sequential_loop(width, how, ragged, monkeypatch):
+    f, num_vectors, network = ragged
+    options = dict(beam_width=width, n_best=width, length_normalised=False, with_timings=True)
+    expected = search(f, num_vectors, network, backend="reference", **options)
+    if how == "together":
+        monkeypatch.setattr(utterances, "WIDTH_TOGETHER", 0)
+    if how == "no room":  # what does not fit is searched again, by another search
+        monkeypatch.setattr(utterances, "PREFIXES", 20)
+        monkeypatch.setattr(utterances, "PREFIXES_PER_HYPOTHESIS", 0)
+    found = search(f.cuda(), num_vectors.cuda(), network.cuda(), **options)
+    for one, other in zip(found, expected, strict=True):
+        assert [h.labels for h in one] == [h.labels for h in other]
+        for h, e in zip(one, other, strict=True):
+            assert h.log_prob == pytest.approx(e.log_prob, abs=1e-4)
+            assert [t[:3] for t in h.timings] == [t[:3] for t in e.timings]
+            for ours, theirs in zip(h.timings, e.timings, strict=True):
+                assert ours.confidence == pytest.approx(theirs.confidence, abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")
+@pytest.mark.parametrize("null", [0.0, -3.0, -9.0])
+def test_the_greedy_search_of_a_batch_is_the_cpus(null):
+    torch.manual_seed(2)
+    model = Transducer(4, 39, 20, 2, prediction_size=128)
+    with torch.no_grad():
+        for network in (model.prediction_network, model.transcription_network):
+            network.output.weight *= 10
+    frames, num_frames = torch.randn(9, 30, 4), torch.tensor([30, 0, 1, 29, 30, 5, 17, 18, 30])
+    options = {"max_labels_per_frame": 3, "null_bias": null}
+    expected = greedy_search(model, frames, num_frames, backend="reference", **options)
+    found = greedy_search(model.cuda(), frames.cuda(), num_frames.cuda(), **options)
+    for one, other in zip(found, expected, strict=True):
+        assert (one.labels, one.frames) == (other.labels, other.frames)
+        assert one.log_prob == pytest.approx(other.log_prob, abs=1e-4)
+    assert any(one.labels for one in expected)
 
 
 class StatelessPredictor(torch.nn.Module):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from transduce.decoding import cuda as decoding
+from transduce.decoding import utterances
 from transduce.kernels import nvrtc, sentinels
 from transduce.lattice import cuda as lattice
 from transduce.lstm import cuda as lstm
@@ -80,6 +81,13 @@ def test_the_lstm_of_half_precision_compiles(parts, B, H, dtype, capability):
 def test_the_search_compiles(capability):
     code = nvrtc.compile_cuda(decoding.SOURCE, (), capability)
     assert all(name.encode() in code for name in decoding.NAMES)
+
+
+@pytest.mark.parametrize("K1, L, H", [(40, 1, 128), (2, 3, 5), (5001, 2, 640)])
+@pytest.mark.parametrize("capability", [H200, T4])
+def test_the_search_of_batches_compiles(capability, K1, L, H):
+    code = nvrtc.compile_cuda(utterances.SOURCE, utterances.options(K1, L, H), capability)
+    assert all(name.encode() in code for name in utterances.NAMES)
 
 
 def test_the_sources_take_the_sentinels_from_one_place():

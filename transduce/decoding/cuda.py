@@ -1,36 +1,75 @@
-"""The beam search on a GPU for our prediction network in float32: the trie's hot parts are kernels.
+"""Both searches on a GPU for our prediction network in float32.
 
-The search itself is that of eager.py; so is the greedy search.
+utterances.py searches a whole batch at once. What does not suit it, a fusion or a very wide beam,
+is searched one utterance after the other: the search itself is then that of eager.py, and the
+trie's hot parts are kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+import transduce.decoding.utterances as utterances
 from transduce.decoding.eager import beam_searches as eager_beam_searches
-from transduce.decoding.eager import greedy_searches
-from transduce.decoding.hypothesis import Found
+from transduce.decoding.eager import greedy_searches as eager_greedy_searches
+from transduce.decoding.hypothesis import Found, Greedy, Labels, Timing
 from transduce.decoding.problem import Problem
 from transduce.decoding.trie import Trie
 from transduce.kernels.nvrtc import current, full_float32_matmul, kernels, without_autocast
 
-__all__ = ["beam_searches", "greedy_searches"]
-
 SOURCE = Path(__file__).with_name("prefixes.cu").read_text()
 NAMES = ("enter", "prefix_sums", "extend", "plant", "step")
 THREADS, LANES = 256, 32
+One = TypeVar("One")
 
 
 def beam_searches(problem: Problem) -> list[Found]:
-    """Return the beam B after the last frame of each utterance, one utterance after the other."""
+    """Return the beam B after the last frame of each utterance."""
     device = problem.transcriptions[0].device
     with current(device), without_autocast():
-        return eager_beam_searches(problem, CompiledTrie)
+        if not utterances.suits(problem):
+            return eager_beam_searches(problem, CompiledTrie)
+        found = utterances.beam_searches(problem)
+        too_large = [b for b, one in enumerate(found) if one is None]
+        others = eager_beam_searches(_part(problem, too_large), CompiledTrie)
+    return _filled(found, others)
+
+
+def greedy_searches(problem: Problem) -> list[Greedy]:
+    """Return each utterance's greedy alignment."""
+    device = problem.transcriptions[0].device
+    with current(device), without_autocast():
+        if not utterances.suits_greedy(problem):
+            return eager_greedy_searches(problem)
+        found = utterances.greedy_searches(problem)
+        too_long = [b for b, one in enumerate(found) if one is None]
+        others = eager_greedy_searches(_part(problem, too_long)) if too_long else []
+    return _filled(found, others)
+
+
+def timings(
+    problem: Problem, hypotheses: Sequence[tuple[int, Labels]]
+) -> list[list[Timing] | None]:
+    """Return when each label is emitted, of hypotheses (utterance, labels); None of a large one."""
+    with current(problem.transcriptions[0].device), without_autocast():
+        return utterances.timings(problem, hypotheses)
+
+
+def _part(problem: Problem, places: list[int]) -> Problem:
+    """Return the problem of some of the utterances."""
+    return replace(problem, transcriptions=[problem.transcriptions[b] for b in places])
+
+
+def _filled(found: list[One | None], others: list[One]) -> list[One]:
+    """Put the others, in their order, where None is."""
+    rest = iter(others)
+    return [next(rest) if one is None else one for one in found]
 
 
 class CompiledTrie(Trie):

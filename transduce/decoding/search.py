@@ -4,9 +4,10 @@
 take a model with both networks and run its transcription network first. Each checks its arguments,
 chooses a backend by looking at them, and calls it.
 
-For the beam search our `TranscriptionNetwork` computes each utterance as if it were alone, so that
-the result is the same, to the last bit, whatever else is in the batch. The greedy search takes the
-whole batch at once, which is faster.
+On the CPU our `TranscriptionNetwork` computes each utterance of a beam search as if it were alone,
+so that the result is the same, to the last bit, whatever else is in the batch. On a GPU, and for
+the greedy search, it takes the whole batch at once, which is faster; the last bits of f may then
+depend on the batch.
 """
 
 from __future__ import annotations
@@ -166,19 +167,16 @@ def run_search(
     """Search each utterance, and compute the timings that are asked for."""
     if not any(len(f) for f in transcriptions):
         return [[Hypothesis((), 0.0, 0.0, ())] for _ in transcriptions]
-    for b, f in enumerate(transcriptions):
-        check_numbers(b, f)
+    if not bool((torch.cat([f.flatten() for f in transcriptions]) < torch.inf).all()):
+        for b, f in enumerate(transcriptions):
+            check_numbers(b, f)
     problem = _problem(transcriptions, network, joint, options, backend)
     found = _backend(problem, backend).beam_searches(problem)
     num_bounded = [one.num_bounded for one in found]
     _warn_of_bounds(num_bounded, transcriptions, options.max_labels_per_frame, names)
-    return [
-        [
-            _hypothesis(problem, f, *one)
-            for one in n_best(beam, options.n_best, options.length_normalised)
-        ]
-        for f, beam in zip(problem.transcriptions, found, strict=True)
-    ]
+    best = [n_best(beam, options.n_best, options.length_normalised) for beam in found]
+    timings = iter(_timings(problem, best) if options.with_timings else [])
+    return [[_hypothesis(*one, next(timings, [])) for one in hypotheses] for hypotheses in best]
 
 
 def _problem(
@@ -215,12 +213,27 @@ def _with_null_bias(joint: Joint, bias: float) -> Joint:
     return biased
 
 
-def _hypothesis(
-    problem: Problem, transcription: Tensor, labels: Labels, log_prob: float, score: float
-) -> Hypothesis:
-    timings = timings_of(problem, transcription, labels) if problem.options.with_timings else []
+def _hypothesis(labels: Labels, log_prob: float, score: float, timings: list[Timing]) -> Hypothesis:
     frames = tuple(timing.frame for timing in timings)
     return Hypothesis(labels, log_prob, score, frames, tuple(timings))
+
+
+def _timings(problem: Problem, best: list[list[tuple[Labels, float, float]]]) -> list[list[Timing]]:
+    """Return the timings of all hypotheses, those of the first utterance first."""
+    chosen = [(b, labels) for b, hypotheses in enumerate(best) for labels, *_ in hypotheses]
+    found: list[list[Timing] | None] = [None] * len(chosen)
+    network = problem.peephole_network()
+    if network is not None and _has_cuda_kernels(network):
+        found = load("decoding", "cuda").timings(problem, chosen)
+    return [
+        timings_of(problem, problem.transcriptions[b], labels) if timings is None else timings
+        for (b, labels), timings in zip(chosen, found, strict=True)
+    ]
+
+
+def _has_cuda_kernels(network: PredictionNetwork) -> bool:
+    weight = network.output.weight
+    return weight.is_cuda and weight.dtype == torch.float32
 
 
 def timings_of(problem: Problem, transcription: Tensor, labels: Labels) -> list[Timing]:
@@ -300,13 +313,13 @@ def transcribe(
 ) -> list[Tensor]:
     """Return f [T, ...] of each utterance, in the direction in which the model reads.
 
-    Our `TranscriptionNetwork` computes an utterance as if it were alone.
+    On the CPU our `TranscriptionNetwork` computes an utterance as if it were alone.
     """
     lengths = check_frames(frames, num_frames)
     network = model.transcription_network
     if max(lengths, default=0) == 0:
         return [torch.empty(0, 1)] * len(lengths)
-    if not isinstance(network, TranscriptionNetwork):
+    if not isinstance(network, TranscriptionNetwork) or frames.is_cuda:
         f, num_vectors = _transcribe_batch(model, frames, num_frames, backend)
         return [f[b, :length] for b, length in enumerate(num_vectors.tolist())]
     if reads_backwards(model):
