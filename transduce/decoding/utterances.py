@@ -42,7 +42,7 @@ THREADS, TILE, BINS, LANES = 512, 8, 128, 32
 # the utterances that keep a GPU busy.
 MEMORY = 4 << 30
 # All blocks share an utterance if its beam has so many hypotheses for each utterance that would be
-# searched at once. On an H200 both ways then take equally long, at widths from 50 to 4000.
+# searched at once: near it both ways take equally long for one utterance on an H200.
 WIDTH_TOGETHER = 50
 # Hypotheses expanded at once after the first of a frame: W / 4 within these bounds, the latter
 # where blocks share an utterance. The prediction network's weights are read once for each batch;
