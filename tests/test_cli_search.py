@@ -169,7 +169,6 @@ REFUSALS = {
     ),
     "bias nan": (("--null-bias", "nan"), "--null-bias must be a finite number, not nan"),
     "width 0": (("--beam-width", 0), "--beam-width must be at least 1, not 0"),
-    "10^9 outputs": (("--n-best", 10**9), "--n-best must be at most 100000, not 1000000000"),
     "width 10^9": (("--beam-width", 10**9), "--beam-width must be at most 100000, not 1000000000"),
     "no labels": (
         ("--max-labels-per-frame", 0),
@@ -193,3 +192,12 @@ def test_a_bad_value_is_one_sentence_and_exit_code_1(folder, command, arguments,
     assert done.returncode == 1 and done.stdout == ""
     (sentence,) = done.stderr.splitlines()
     assert sentence.startswith(f"transduce: {message}")
+
+
+def test_too_many_outputs_are_refused_by_their_own_option(folder):
+    done = transduce("transcribe", "runs/transducer", "--n-best", 10**9, folder=folder, text="ab\n")
+    assert done.returncode == 1
+    assert done.stderr == "transduce: --n-best must be at most 100000, not 1000000000\n"
+    both = ("--n-best", 2, "--timestamps")
+    done = transduce("transcribe", "runs/transducer", *both, folder=folder, text="ab\n")
+    assert done.returncode == 1 and "--format json has all" in done.stderr

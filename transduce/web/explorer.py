@@ -198,12 +198,12 @@ class Explorer:
 
     def _open_wave(self, pair: Pair, wave: Tensor, features: FeatureSettings) -> dict[str, Any]:
         """Open the samples of a sound."""
-        example = replace(self.model.signature.example(wave), pair=pair)
-        if not example.num_frames:
+        if len(wave) < features.window_samples:
             raise ValueError(
                 f"the sound {pair.name} is shorter than one window "
                 f"of {round(1000 * features.window)} ms; choose a longer one"
             )
+        example = replace(self.model.signature.example(wave), pair=pair)
         return self._opened(Input(example, pair.target, wave))
 
     def _unseen(self, pair: Pair) -> tuple[str, ...]:
