@@ -321,6 +321,26 @@ __device__ __forceinline__ int bin_of(double below) {
   return (int)fmax(0.0, fmin(below * BINS_PER_NAT, BINS - 1.0));
 }
 
+// Keeps the hypotheses of B that are at least as probable as `worst`; their number is in `search`.
+__device__ void keep_best(Team &team, Search &search, double worst, int num_beam,
+                          double *beam_log_prob, int *beam_node) {
+  for (int first = 0, left = 0; first < num_beam; first += team.all()) {
+    int i = first + team.me();
+    double log_prob = i < num_beam ? beam_log_prob[i] : NONE;
+    int node = i < num_beam ? beam_node[i] : 0;
+    if (team.me() == 0) search.num_beam = left;
+    team.meet();
+    if (i < num_beam && log_prob >= worst) {
+      int to = atomicAdd(&search.num_beam, 1);
+      beam_log_prob[to] = log_prob;
+      beam_node[to] = node;
+    }
+    team.meet();
+    left = search.num_beam;
+    team.meet();
+  }
+}
+
 // Removes the prefixes that no hypothesis of the beam has, and returns how many are left. `kept` and
 // `place` have room for all rows; place[i] becomes the new row of row i. `staged` has room for STAGED
 // rows, each of ROW numbers.
@@ -486,21 +506,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2 - TOGETHER)
     while (num_batch > 0) {
       num_expanded += num_batch;
       if (num_beam + num_batch > most_beam) {  // leave the W best
-        for (int first = 0, left = 0; first < num_beam; first += team.all()) {
-          int i = first + team.me();
-          double log_prob = i < num_beam ? beam_log_prob[i] : NONE;
-          int node = i < num_beam ? beam_node[i] : 0;
-          if (team.me() == 0) search.num_beam = left;
-          team.meet();
-          if (i < num_beam && log_prob >= worst) {
-            int to = atomicAdd(&search.num_beam, 1);
-            beam_log_prob[to] = log_prob;
-            beam_node[to] = node;
-          }
-          team.meet();
-          left = search.num_beam;
-          team.meet();
-        }
+        keep_best(team, search, worst, num_beam, beam_log_prob, beam_node);
         num_beam = search.num_beam;
         if (num_beam + num_batch > most_beam) {
           if (team.me() == 0) search.full = 1;
@@ -630,21 +636,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2 - TOGETHER)
     num_bounded += search.bounded > ordered(NONE) && unordered(search.bounded) >= worst;
 
     // --- Keep the W best; ties are decided by the order of the labels ---
-    for (int begin = 0, left = 0; begin < num_beam; begin += team.all()) {
-      int i = begin + team.me();
-      double log_prob = i < num_beam ? beam_log_prob[i] : NONE;
-      int node = i < num_beam ? beam_node[i] : 0;
-      if (team.me() == 0) search.num_beam = left;
-      team.meet();
-      if (i < num_beam && log_prob >= worst) {
-        int to = atomicAdd(&search.num_beam, 1);
-        beam_log_prob[to] = log_prob;
-        beam_node[to] = node;
-      }
-      team.meet();
-      left = search.num_beam;
-      team.meet();
-    }
+    keep_best(team, search, worst, num_beam, beam_log_prob, beam_node);
     if (team.me() == 0) {
       int left = search.num_beam;
       while (left > width) {
