@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from transduce.architectures import NextLabelPredictor
 from transduce.cli.runs import read_pairs
 from transduce.decoding.arpa import read_arpa
 from transduce.decoding.fusion import Fusion, NGram
-from transduce.decoding.options import MAX_BEAM_WIDTH, SearchOptions
+from transduce.decoding.options import SearchOptions, widened
 from transduce.model.checkpoint import load_model
 from transduce.model.signature import Signature
 
@@ -51,14 +53,12 @@ class SearchFlags:
 
         `target` is the field of a manifest from which an n-gram model is counted.
         """
-        for name, number in (("--beam-width", beam_width), ("--n-best", n_best)):
-            if not 1 <= number <= MAX_BEAM_WIDTH:
-                bound = "at least 1" if number < 1 else f"at most {MAX_BEAM_WIDTH}"
-                raise ValueError(f"{name} must be {bound}, not {number}")
+        with _named_by_flags():
+            width = widened(beam_width, n_best)
         fusion = None if self.fusion is None else read_fusion(self.fusion, signature, target)
-        try:
+        with _named_by_flags():
             return SearchOptions(
-                beam_width=max(beam_width, n_best),
+                beam_width=width,
                 n_best=n_best,
                 length_normalised=self.length_normalised,
                 max_labels_per_frame=self.max_labels_per_frame,
@@ -67,8 +67,6 @@ class SearchFlags:
                 null_bias=self.null_bias,
                 with_timings=with_timings,
             )
-        except ValueError as error:
-            raise ValueError(_with_flags(str(error))) from None
 
 
 def read_fusion(described: str, signature: Signature, target: str = "text") -> Fusion:
@@ -107,7 +105,12 @@ def _count_ngrams(order: int, file: Path, signature: Signature, target: str) -> 
     return NGram(order, len(known), map(signature.targets.encode, usable))
 
 
-def _with_flags(message: str) -> str:
-    """Replace the names of options in an error message by those of the command line."""
+@contextmanager
+def _named_by_flags() -> Iterator[None]:
+    """Replace the names of options in error messages by those of the command line."""
     names = "|".join(sorted((field.name for field in fields(SearchOptions)), reverse=True))
-    return re.sub(rf"\b({names})\b", lambda name: "--" + name[0].replace("_", "-"), message)
+    try:
+        yield
+    except ValueError as error:
+        named = re.sub(rf"\b({names})\b", lambda name: "--" + name[0].replace("_", "-"), str(error))
+        raise ValueError(named) from None

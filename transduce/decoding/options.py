@@ -19,6 +19,17 @@ def check_whole(name: str, number: object) -> None:
         raise ValueError(f"{name} must be a whole number, not {number!r}")
 
 
+def widened(beam_width: int, n_best: int) -> int:
+    """Check a width and a number of outputs; return the width, or the outputs if they are more."""
+    for name, number in (("beam_width", beam_width), ("n_best", n_best)):
+        check_whole(name, number)
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, not {number}")
+    if n_best > MAX_BEAM_WIDTH:
+        raise ValueError(f"n_best must be at most {MAX_BEAM_WIDTH}, not {n_best}")
+    return max(beam_width, n_best)
+
+
 @dataclass(frozen=True)
 class SearchOptions:
     """The options of a search: its width, its language model, and what it returns."""

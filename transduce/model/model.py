@@ -17,7 +17,7 @@ from transduce.audio.windows import Window
 from transduce.data.batches import Batch, Batches, Example
 from transduce.data.pairs import DataError, Frames
 from transduce.decoding.ensemble import Ensemble
-from transduce.decoding.options import SearchOptions, check_whole
+from transduce.decoding.options import SearchOptions, widened
 from transduce.kernels.backends import Backend
 from transduce.kernels.openmp import one_thread
 from transduce.model.checkpoint import MODEL_FILE, TrainedModel, load_ensemble, save_model
@@ -124,17 +124,12 @@ class Model(TrainedModel):
         Width 1 is the greedy search, unless the options ask for several hypotheses or timings.
         Further options are the fields of `SearchOptions`.
         """
-        for name, number in (("beam_width", beam_width), ("n_best", n_best)):
-            check_whole(name, number)
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, not {number}")
+        width = widened(beam_width, n_best)
         known = [field.name for field in fields(SearchOptions)]
         for name in options:
             if name not in known:
                 raise TypeError(f"a model has no option {name}; the options are {', '.join(known)}")
-        asked = SearchOptions(
-            max(beam_width, n_best), n_best=n_best, with_timings=with_timings, **options
-        )
+        asked = SearchOptions(width, n_best=n_best, with_timings=with_timings, **options)
         sources = source if isinstance(source, list) else [source]
         found = list(self.transcripts(sources, asked))
         return found if isinstance(source, list) else found[0]
