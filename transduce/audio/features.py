@@ -72,6 +72,11 @@ class FeatureSettings:
         static = self.num_channels if self.kind == "log_mel" else self.num_cepstra + 1
         return static * (1 + self.num_deltas)
 
+    @property
+    def lookahead(self) -> int:
+        """Return the frames to the right on which the deltas of a frame depend."""
+        return self.num_deltas * self.delta_reach
+
     def as_spectrogram(self) -> FeatureSettings:
         """Return settings for a spectrogram of the same windows, to draw the sound."""
         return replace(self, kind="log_mel", num_channels=64, num_deltas=0)
