@@ -34,7 +34,8 @@ SEARCHED_FRAMES = {"cpu": 4096, "cuda": 200_000}
 # compiled: none longer than SHORT frames, and in all so many frames. A greedy search takes all
 # inputs together; a beam search takes one after the other.
 SHORT, SMALL_GREEDY, SMALL_BEAM = 100, 5_000, 300
-CELLS = 1_000_000  # of padded lattice whose losses are computed at once
+# Cells of padded lattice whose losses are computed at once; a GPU takes 40 bytes for each.
+CELLS = {"cpu": 1_000_000, "cuda": 20_000_000}
 
 
 def load(*models: str | Path) -> Model:
@@ -275,9 +276,10 @@ def _backend(num_frames: list[int], options: SearchOptions, device: torch.device
 
 
 def batches_of(
-    model: TrainedModel, examples: Sequence[Example], max_cells: int = CELLS
+    model: TrainedModel, examples: Sequence[Example], max_cells: int | None = None
 ) -> Iterator[tuple[list[int], Batch]]:
     """Yield batches of similar lengths on the model's device, each with its examples' indices."""
+    max_cells = max_cells or CELLS.get(model.device.type, CELLS["cuda"])
     largest = max((max(1, e.num_frames) * (e.num_labels + 1) for e in examples), default=1)
     batches = Batches(examples, max(max_cells, largest), 0)
     for indices in batches.by_length():

@@ -37,6 +37,7 @@ class Part(NamedTuple, Generic[Read]):
 
 Ready = Part[Example | DataError]
 Raw = Part[Example | Sampled | DataError]  # as threads read it
+AnyPart = TypeVar("AnyPart", bound=Raw)
 
 
 class GroupSizes(NamedTuple):
@@ -63,7 +64,7 @@ class Reader:
         For a GPU, one group is read while the caller handles the one before it. An input with
         several parts may be in several groups.
         """
-        groups = map(self._framed, _in_groups(self._parts(sources), sizes))
+        groups = map(self._framed, in_groups(self._parts(sources), sizes))
         return groups if self._on_cpu or self.signature.sources is not None else _ahead(groups)
 
     @property
@@ -123,10 +124,10 @@ class Reader:
         ]
 
 
-def _in_groups(parts: Iterator[Raw], sizes: GroupSizes) -> Iterator[list[Raw]]:
+def in_groups(parts: Iterable[AnyPart], sizes: GroupSizes) -> Iterator[list[AnyPart]]:
     """Cut the sequence of parts into groups."""
     size, num_inputs, num_frames = min(sizes.first, sizes.most), 0, 0
-    held: list[Raw] = []
+    held: list[AnyPart] = []
     for part in parts:
         held.append(part)
         num_inputs += part.is_last
