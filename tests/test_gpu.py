@@ -8,6 +8,7 @@ import sys
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import pytest
+import soundfile
 import torch
 from lattices import (
     RAGGED,
@@ -35,6 +36,7 @@ from transduce import (
     NGram,
     PeepholeLSTM,
     PredictionNetwork,
+    SearchOptions,
     Transducer,
     beam_search,
     greedy_search,
@@ -917,3 +919,36 @@ def test_a_compiled_training_step_has_the_same_numbers():
     found = torch.autograd.grad(compiled(frames, labels), list(model.parameters()))
     for one, other in zip(found, expected, strict=True):
         assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+# --- From files ---------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:max_labels_per_frame")
+@pytest.mark.parametrize(
+    "options",
+    [
+        SearchOptions(with_timings=False),
+        SearchOptions(4, n_best=2, with_timings=False),
+        SearchOptions(4, with_timings=True),
+    ],
+    ids=["greedy", "beam", "timings"],
+)
+def test_files_have_the_transcripts_of_the_cpu(tmp_path, options):
+    generator = torch.Generator().manual_seed(0)
+    paths = [tmp_path / f"{n}.flac" for n in range(40)]
+    for n, path in enumerate(paths):
+        tone = torch.sin(torch.arange(4000 + 997 * n) * (0.05 + 0.01 * n))
+        wave = 0.1 * tone + 0.02 * torch.randn(len(tone), generator=generator)
+        soundfile.write(path, wave.numpy(), 16_000)
+    paths[7].write_bytes(b"no sound")
+    model = transduce.load("english-phone-recogniser")
+    expected = list(model.transcribe(paths, options))
+    found = list(model.to("cuda").transcribe(paths, options))
+    assert str(found.pop(7)) == str(expected.pop(7))  # the error
+    assert [one.recording for one in found] == [one.recording for one in expected]
+    same = [a.symbols == b.symbols for a, b in zip(found, expected, strict=True)]
+    assert sum(same) >= len(same) - 1  # rounding of the frames may turn a close decision
+    likelihoods = [[one.hypotheses[0].log_prob for one in every] for every in (found, expected)]
+    for a, b, is_same in zip(*likelihoods, same, strict=True):
+        assert not is_same or a == pytest.approx(b, abs=0.05)

@@ -284,7 +284,7 @@ def test_transcribe_holds_a_bounded_number_of_inputs(pronouncer):
 
 
 def test_transcribe_takes_few_inputs_first_and_more_later(pronouncer, monkeypatch):
-    monkeypatch.setattr(module, "FIRST_INPUTS", 2)
+    monkeypatch.setitem(module.FIRST_INPUTS, "cpu", 2)
     sources = Drawn(words(30))
     drawn = [sources.count for _ in pronouncer.transcribe(sources, GREEDY, at_once=8)]
     assert drawn == [2] * 2 + [6] * 4 + [14] * 8 + [22] * 8 + [30] * 8

@@ -16,7 +16,8 @@ PACKAGE = ROOT / "transduce"
 ORDER = [
     *("alphabet", "files", "settings", "sequences"),
     *("data.pairs", "data.manifest", "data.timit", "data.dictionaries", "data.batches", "data"),
-    *("audio.resampling", "audio.sound", "audio.features", "audio.cache", "audio.windows", "audio"),
+    *("audio.resampling", "audio.sound", "audio.features", "audio.batched", "audio.cache"),
+    *("audio.windows", "audio"),
     *("kernels.openmp", "kernels.simd.cache", "kernels.simd.options", "kernels.simd.threads"),
     *("kernels.simd.functions", "kernels.simd.products", "kernels.simd", "kernels.sentinels"),
     "kernels.backends",
@@ -41,7 +42,7 @@ ORDER = [
     *("decoding.search", "decoding.steps", "decoding.ctc", "decoding.ensemble", "decoding"),
     *("evaluation", "architectures"),
     *("model.signature", "model.tensors", "model.checkpoint", "model.transcripts", "model.inputs"),
-    *("model.model", "model.evaluate", "model", "tables"),
+    *("model.reading", "model.model", "model.evaluate", "model", "tables"),
     *("training.corpus", "training.recipe", "training.pretraining", "training.regularisation"),
     *("training.progress", "training.lock", "training.checks", "training.fit", "training"),
     *("analysis.lattice", "analysis.sensitivity", "analysis.colours", "analysis.figures"),

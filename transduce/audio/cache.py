@@ -8,19 +8,19 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import soundfile
 import torch
 from torch import Tensor
 
+from transduce.audio.batched import frames_of_sounds
 from transduce.audio.features import Features, FeatureSettings
-from transduce.audio.sound import read_wave
+from transduce.audio.sound import read_sound
 from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair, Recording
 from transduce.files import write_by_rename
 
@@ -87,11 +87,11 @@ class FrameReader:
         if not isinstance(source, Audio):
             raise pair.origin.error("the source is text, not audio; give the source alphabet")
         if self.cache is None:
-            return self.read(source, pair.origin)[0]
+            return self.read(source, pair.origin)
         path = self.cache / f"{self._key(source, pair.origin)}.npy"
         if (frames := _load_cached(path, self.features.settings.size)) is not None:
             return frames
-        frames, _ = self.read(source, pair.origin)
+        frames = self.read(source, pair.origin)
         content = io.BytesIO()
         np.save(content, frames.numpy())
         write_by_rename(path, content.getvalue())
@@ -130,27 +130,32 @@ class FrameReader:
         finally:
             threads.shutdown(cancel_futures=True)
 
-    def read(self, audio: Audio, origin: Origin) -> tuple[Tensor, Recording]:
-        """Read a sound without the cache; return its frames and what is known of it."""
-        settings = self.features.settings
-        error_of = partial(origin.file_error, audio.path)
-        wave = read_wave(audio, settings.sample_rate, origin, convert=self.convert)
-        if len(wave) < settings.window_samples:
-            raise error_of(
-                f"{audio.path} has {1000 * len(wave) / settings.sample_rate:.0f} ms of sound where "
-                f"a window takes {1000 * settings.window:.0f}; leave it out"
-            )
-        frames, recording = self.frames_of(wave)
-        if not frames.isfinite().all():
-            raise error_of(f"{audio.path} has samples that are not finite; convert it again")
-        return frames, replace(recording, sample_rate=soundfile.info(audio.path).samplerate)
+    def read(self, audio: Audio, origin: Origin) -> Tensor:
+        """Read a sound without the cache, and compute its frames."""
+        wave, _ = self.read_samples(audio, origin)
+        [frames] = frames_of_sounds(self.features, [wave])
+        if frames is None:
+            raise not_finite(audio.path, origin)
+        return frames
 
-    @torch.no_grad()
-    def frames_of(self, wave: Tensor) -> tuple[Tensor, Recording]:
-        """Compute the frames of samples [N]; none if they are fewer than a window."""
-        rate = self.features.settings.sample_rate
-        loudest = float(wave.abs().max()) if len(wave) else 0.0
-        return self.features(wave[None])[0][0], Recording(len(wave) / rate, rate, loudest)
+    def read_samples(
+        self, audio: Audio, origin: Origin, longest: float | None = None
+    ) -> tuple[Tensor, Recording]:
+        """Read the samples [N] of a sound, at least a window, and what is known of it.
+
+        Raise LongSound if there are more than `longest` seconds.
+        """
+        settings = self.features.settings
+        wave, rate = read_sound(
+            *(audio, settings.sample_rate, origin), convert=self.convert, longest=longest
+        )
+        if len(wave) < settings.window_samples:
+            raise origin.file_error(
+                audio.path,
+                f"{audio.path} has {1000 * len(wave) / settings.sample_rate:.0f} ms of sound where "
+                f"a window takes {1000 * settings.window:.0f}; leave it out",
+            )
+        return wave, Recording(len(wave) / settings.sample_rate, rate, loudest(wave))
 
     def _key(self, audio: Audio, origin: Origin) -> str:
         """Hash the audio's bytes, its offset and duration, and the settings."""
@@ -166,6 +171,17 @@ class FrameReader:
         settings = sorted(asdict(self.features.settings).items())
         what = repr((VERSION, settings, part)).encode()
         return hashlib.sha256(what + hashlib.sha256(content).digest()).hexdigest()
+
+
+def not_finite(path: Path, origin: Origin) -> DataError:
+    """Return, without raising it, the error of a sound whose frames are not finite."""
+    return origin.file_error(path, f"{path} has samples that are not finite; convert it again")
+
+
+def loudest(wave: Tensor) -> float:
+    """Return the largest absolute value of samples [N]; 0 if there are none."""
+    samples = wave.numpy()  # whose operations take no threads of PyTorch's
+    return max(float(samples.max()), -float(samples.min())) if len(samples) else 0.0
 
 
 def read_ahead(

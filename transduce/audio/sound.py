@@ -26,6 +26,18 @@ class UnreadableSound(ValueError):
     """An error of libsndfile; its text is libsndfile's reason, or empty."""
 
 
+class LongSound(ValueError):
+    """A sound that is longer than its reader asked for."""
+
+
+def part_seconds(audio: Audio, num_samples: int, sample_rate: int) -> float:
+    """Return the duration of a sound, or of the part that is meant, from its file's header."""
+    rest = num_samples / sample_rate - (audio.start or 0.0)
+    if audio.start is None or audio.duration is None:
+        return rest
+    return min(rest, audio.duration)
+
+
 def decode(
     file: Path | BinaryIO,
     sample_rate: int,
@@ -64,20 +76,37 @@ def _read(sound: soundfile.SoundFile, num_samples: int | None) -> np.ndarray:
     blocks, size = list[np.ndarray](), max(1, BLOCK // sound.channels)
     while num_samples is None or num_samples > 0:
         wanted = size if num_samples is None else min(size, num_samples)
-        blocks.append(sound.read(wanted, dtype="float32", always_2d=True).mean(1))
+        block = sound.read(wanted, dtype="float32", always_2d=True)
+        blocks.append(block.mean(1) if sound.channels > 1 else block[:, 0])
         if len(blocks[-1]) < wanted:
             break
         num_samples = None if num_samples is None else num_samples - wanted
+    if len(blocks) == 1:
+        return blocks[0]
     return np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
 
 
 def read_wave(
     audio: Audio, sample_rate: int, origin: Origin | None = None, *, convert: bool = False
 ) -> Tensor:
-    """Read the samples [N] in [-1, 1] of a sound file: WAV, FLAC, Opus, NIST SPHERE and others.
+    """Read the samples [N] in [-1, 1] of a sound file, as `read_sound` does."""
+    return read_sound(audio, sample_rate, origin, convert=convert)[0]
 
-    Refuse a file with another sample rate or several channels, because a training set should have
-    one format; with `convert`, resample it and average its channels instead.
+
+def read_sound(
+    audio: Audio,
+    sample_rate: int,
+    origin: Origin | None = None,
+    *,
+    convert: bool = False,
+    longest: float | None = None,  # seconds
+) -> tuple[Tensor, int]:
+    """Read the samples [N] in [-1, 1] of a sound file, and its own sample rate.
+
+    The file may be WAV, FLAC, Opus, NIST SPHERE and others. Refuse one with another sample rate or
+    several channels, because a training set should have one format; with `convert`, resample it
+    and average its channels instead. Raise LongSound, before anything is decoded, if there are
+    more than `longest` seconds.
 
     Raise a DataError that begins with `origin`, the line of the manifest that names the file; by
     default it begins with the file.
@@ -87,8 +116,20 @@ def read_wave(
     if not path.is_file():
         raise error_of(f"there is no file {path}; check the path")
 
+    rate, header = sample_rate, dict[str, str]()
+
+    def read_header() -> None:
+        header.update(sphere_header(path) or {})
+        if "shorten" in header.get("sample_coding", ""):
+            raise error_of(
+                f"{path} is compressed by shorten; decompress it with `sph2pipe -f wav` or `sox`"
+            )
+
     def check(sound: soundfile.SoundFile) -> None:
+        nonlocal rate
         rate = sound.samplerate
+        if sound.format == "NIST":
+            read_header()
         if rate != sample_rate and not convert:
             raise error_of(
                 f"{path} has {rate} samples a second where {sample_rate} are wanted; train with "
@@ -105,16 +146,17 @@ def read_wave(
                 f"{path} has {sound.frames / rate:.2f} seconds, so that the offset "
                 f"{audio.start:.2f} is past its end; correct the offset"
             )
+        if longest is not None and part_seconds(audio, sound.frames, rate) > longest:
+            raise LongSound(f"{path} has more than {longest:g} seconds")
 
     # Without a start, the duration is only what the manifest promises of the whole file.
     start, duration = (0.0, None) if audio.start is None else (audio.start, audio.duration)
     try:
-        header = sphere_header(path) or {}
-        if "shorten" in header.get("sample_coding", ""):
-            raise error_of(
-                f"{path} is compressed by shorten; decompress it with `sph2pipe -f wav` or `sox`"
-            )
-        wave = decode(path, sample_rate, check, start=start, duration=duration)
+        try:
+            wave = decode(path, sample_rate, check, start=start, duration=duration)
+        except UnreadableSound:
+            read_header()  # which may have a better reason
+            raise
     except RateError as error:
         raise error_of(
             f"{path}: {error}; convert it with `sox {path.name} -r {sample_rate} new.wav`"
@@ -134,7 +176,7 @@ def read_wave(
         raise error_of(
             f"{path} ends after {seconds:.2f} of its {promised:.2f} seconds; copy it again"
         )
-    return wave
+    return wave, rate
 
 
 def sphere_header(path: Path) -> dict[str, str] | None:

@@ -10,6 +10,7 @@ import numpy as np
 import soundfile
 from torch import Tensor
 
+from transduce.audio.sound import part_seconds
 from transduce.data.pairs import Audio
 
 # Seconds. A window of at most LONGEST ends in the quietest PAUSE of its last SEARCHED: longer ones
@@ -26,9 +27,7 @@ def sound_seconds(audio: Audio) -> float | None:
         info = soundfile.info(audio.path)
     except (soundfile.SoundFileError, OSError, TypeError, ValueError):
         return None
-    rest: float = info.frames / info.samplerate - (audio.start or 0.0)
-    whole = audio.start is None or audio.duration is None
-    return rest if whole else min(rest, audio.duration or 0.0)
+    return part_seconds(audio, info.frames, info.samplerate)
 
 
 class Window(NamedTuple, Generic[Sound]):

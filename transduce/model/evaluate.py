@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from transduce.alphabet import Alphabet
 from transduce.data.batches import Example
-from transduce.data.pairs import DataError, Pair, check_some_left
+from transduce.data.pairs import DataError, Pair, Symbols, check_some_left, skipping
 from transduce.decoding.options import SearchOptions
 from transduce.evaluation import (
     Evaluation,
@@ -21,7 +21,8 @@ from transduce.evaluation import (
     nearest_error_rate,
 )
 from transduce.model.checkpoint import TrainedModel
-from transduce.model.model import Model, batches_of, search_examples
+from transduce.model.model import Model, batches_of, group_sizes, search_examples
+from transduce.model.reading import GroupSizes, Reader, Ready, in_groups
 
 GREEDY = SearchOptions(with_timings=False)
 Done = Callable[[int], None]  # called with the number of examples since the last call
@@ -32,7 +33,6 @@ def evaluate(
     pairs: Sequence[Pair],
     options: SearchOptions = GREEDY,
     *,
-    cache: Path | None = None,
     skipped: list[DataError] | None = None,
     done: Done = lambda count: None,
 ) -> Evaluation:
@@ -47,16 +47,49 @@ def evaluate(
         unseen: list[DataError] = []
         labelled = model.signature.examples(pairs, skipped=unseen)
         error = _misclassification_rate(model, labelled)
-        return Evaluation(name, _bits(model, labelled), error, epochs=epochs)
-    examples = model.signature.examples(pairs, with_labels=False, cache=cache, skipped=skipped)
-    check_some_left(examples, skipped)
-    bits = _bits(model, _labelled(examples, model.signature.targets))
-    outputs = []
-    for transcript in model.transcripts(examples, options):
-        outputs.append(transcript.symbols)
-        done(1)
-    detail = nearest_error_rate(outputs, [example.pair.references for example in examples])
+        return Evaluation(name, bits_per_label(*_nats(model, labelled)), error, epochs=epochs)
+    targets, nats, num_labels = model.signature.targets, 0.0, 0
+    outputs: list[list[str]] = []
+    references: list[tuple[Symbols, ...]] = []
+    for group in _groups(model, pairs, skipped):
+        loss, count = _nats(model, _labelled(_examples(group), targets))
+        nats, num_labels = nats + loss, num_labels + count
+        for held in in_groups(group, group_sizes(model.device)):
+            examples = _examples(held)
+            found = search_examples(model, examples, options)
+            outputs += [targets.decode(hypotheses[0].labels) for hypotheses in found]
+            references += [example.pair.references for example in examples]
+            done(len(examples))
+    bits = bits_per_label(nats, num_labels)
+    detail = nearest_error_rate(outputs, references)
     return Evaluation(name, bits, detail.rate, detail, epochs)
+
+
+def _groups(
+    model: Model, pairs: Sequence[Pair], skipped: list[DataError] | None
+) -> Iterator[list[Ready]]:
+    """Yield the pairs, read: all of them at once, or for a GPU a group while the next is read.
+
+    Raise a DataError for a bad pair, or append it to `skipped` and leave the pair out.
+    """
+    sizes = group_sizes(model.device)
+    if model.device.type == "cpu":
+        sizes = GroupSizes(*[sys.maxsize] * 3)
+    num_left = 0
+    reader = Reader(model.signature, model.device, unknown="null", convert=False)
+    for parts in reader.groups(pairs, sizes):
+        for part in parts:
+            with skipping(skipped):
+                if isinstance(part.read, DataError):
+                    raise part.read
+        group = [part for part in parts if isinstance(part.read, Example)]
+        num_left += len(group)
+        yield group
+    check_some_left(range(num_left), skipped)
+
+
+def _examples(parts: Sequence[Ready]) -> list[Example]:
+    return [part.read for part in parts if isinstance(part.read, Example)]
 
 
 def validation_error(model: TrainedModel, examples: Sequence[Example]) -> float:
@@ -82,14 +115,14 @@ def _labelled(examples: Sequence[Example], targets: Alphabet) -> list[Example]:
 
 
 @torch.no_grad()
-def _bits(model: TrainedModel, examples: Sequence[Example]) -> float:
-    """Return the log-loss in bits per label of the examples that the network can align."""
+def _nats(model: TrainedModel, examples: Sequence[Example]) -> tuple[float, int]:
+    """Return the summed log-loss and number of labels of what the network can align."""
     network = model.network.eval()
     examples = [example for example in examples if network.can_align(example)]
     nats = sum(
         float(network.losses(batch).double().sum()) for _, batch in batches_of(model, examples)
     )
-    return bits_per_label(nats, sum(e.num_labels for e in examples))
+    return nats, sum(e.num_labels for e in examples)
 
 
 @torch.no_grad()

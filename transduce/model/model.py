@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import torch
 
 from transduce.architectures import Hypotheses
-from transduce.audio.cache import read_ahead
-from transduce.audio.windows import Window
 from transduce.data.batches import Batch, Batches, Example
 from transduce.data.pairs import DataError, Frames
 from transduce.decoding.ensemble import Ensemble
@@ -21,13 +18,14 @@ from transduce.decoding.options import SearchOptions, widened
 from transduce.kernels.backends import Backend
 from transduce.kernels.openmp import one_thread
 from transduce.model.checkpoint import MODEL_FILE, TrainedModel, load_ensemble, save_model
+from transduce.model.reading import GroupSizes, Reader, Ready
 from transduce.model.signature import Source, Unknown
 from transduce.model.tensors import CheckpointError
 from transduce.model.transcripts import Transcript, join_windows
 
 FOLDER = Path(__file__).parent / "weights"  # NAME.safetensors and its card, NAME.md
 # Inputs held at once: fewer give the first results sooner, more give all results sooner.
-FIRST_INPUTS, MOST_INPUTS = 64, 2048
+FIRST_INPUTS, MOST_INPUTS = {"cpu": 64, "cuda": 512}, 2048
 # Frames held at once: memory, and time between results, against full batches.
 HELD_FRAMES = {"cpu": 24_000, "cuda": 200_000}
 # Frames searched at once: few fit the caches of a CPU, many fill a GPU.
@@ -36,7 +34,8 @@ SEARCHED_FRAMES = {"cpu": 4096, "cuda": 200_000}
 # compiled: none longer than SHORT frames, and in all so many frames. A greedy search takes all
 # inputs together; a beam search takes one after the other.
 SHORT, SMALL_GREEDY, SMALL_BEAM = 100, 5_000, 300
-CELLS = 1_000_000  # of padded lattice whose losses are computed at once
+# Cells of padded lattice whose losses are computed at once; a GPU takes 40 bytes for each.
+CELLS = {"cpu": 1_000_000, "cuda": 20_000_000}
 
 
 def load(*models: str | Path) -> Model:
@@ -63,14 +62,6 @@ def model_path(model: str | Path) -> Path:
         return FOLDER / f"{model}.safetensors"
     there_are = f"the models that ship are {', '.join(names)}" if names else "no models ship"
     raise CheckpointError(f"there is no file, folder or model {str(model)!r}; {there_are}")
-
-
-class _Part(NamedTuple):
-    """An input, or a window of one that is long; the DataError if it could not be read."""
-
-    read: Example | DataError
-    share: float  # of the input
-    is_last: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,23 +138,16 @@ class Model(TrainedModel):
 
         For an input that cannot be read, yield the DataError. At most `at_once` inputs are held at
         a time, and fewer at first, so that the first results come soon; files of sound are also
-        read ahead, two for each thread. Sound longer than two minutes is read and searched in
-        windows that end in pauses. `progress` is called with the shares of inputs that are done;
-        those of an input add up to 1.
+        read ahead, two for each thread, and for a GPU as many as are searched meanwhile. Sound
+        longer than two minutes is read and searched in windows that end in pauses. `progress` is
+        called with the shares of inputs that are done; those of an input add up to 1.
         """
-        size, num_inputs, num_frames = min(FIRST_INPUTS, at_once), 0, 0
-        most = HELD_FRAMES.get(self.device.type, HELD_FRAMES["cuda"])
-        held: list[_Part] = []
+        features = self.signature.features
+        step = None if features is None else features.shift * self.config.pooling
+        reader = Reader(self.signature, self.device, unknown, step)
         begun: list[Transcript | DataError] = []  # of an input with more parts to come
-        for part in self._read(sources, unknown):
-            held.append(part)
-            num_inputs += part.is_last
-            num_frames += part.read.num_frames if isinstance(part.read, Example) else 0
-            if num_inputs == size or num_frames >= most:
-                yield from self._transcripts(held, options, begun, progress)
-                size, num_inputs, num_frames = min(2 * size, at_once), 0, 0
-                held = []
-        yield from self._transcripts(held, options, begun, progress)
+        for parts in reader.groups(sources, group_sizes(self.device, at_once)):
+            yield from self._transcripts(parts, options, begun, progress)
 
     def transcripts(
         self,
@@ -179,41 +163,9 @@ class Model(TrainedModel):
                 raise one
             yield one
 
-    def _read(self, sources: Iterable[Source], unknown: Unknown) -> Iterator[_Part]:
-        """Yield the parts of each input; read files of sound ahead in threads.
-
-        Of long sound only the first window is read ahead.
-        """
-        features, signature = self.signature.features, self.signature
-        step = 0.0 if features is None else features.shift * self.config.pooling
-
-        def example(window: Window[Source]) -> _Part:
-            try:
-                read = signature.example(window.sound, unknown=unknown)
-            except DataError as error:  # which ends the input
-                return _Part(error, window.share, True)
-            return _Part(read, window.share, window.is_last)
-
-        def parts(source: Source) -> tuple[_Part, Iterator[_Part]]:
-            windows = signature.windows(source, step)
-            return example(next(windows)), map(example, windows)
-
-        if signature.sources is not None:
-            yield from (example(Window(source, 1.0, True)) for source in sources)
-            return
-        threads = torch.get_num_threads()
-        with ThreadPoolExecutor(threads) as readers:
-            for part, others in read_ahead(readers, parts, sources, 2 * threads):
-                rest = 1.0
-                while not part.is_last:
-                    yield part
-                    rest -= part.share
-                    part = next(others)
-                yield part._replace(share=rest)  # also of a window that cannot be read
-
     def _transcripts(
         self,
-        parts: Sequence[_Part],
+        parts: Sequence[Ready],
         options: SearchOptions,
         begun: list[Transcript | DataError],
         progress: Callable[[float], object],
@@ -300,6 +252,12 @@ class Model(TrainedModel):
         )
 
 
+def group_sizes(device: torch.device, at_once: int = MOST_INPUTS) -> GroupSizes:
+    """Return the bounds of the groups of inputs that are held at once for a device."""
+    first, most = (bound.get(device.type, bound["cuda"]) for bound in (FIRST_INPUTS, HELD_FRAMES))
+    return GroupSizes(first, at_once, most)
+
+
 def sorts_by_length(model: TrainedModel, options: SearchOptions) -> bool:
     """Return whether scores are log Pr(y) / |y|, or log Pr(y), as those of an ensemble always."""
     return options.length_normalised and not isinstance(model.network, Ensemble)
@@ -334,9 +292,10 @@ def _backend(num_frames: list[int], options: SearchOptions, device: torch.device
 
 
 def batches_of(
-    model: TrainedModel, examples: Sequence[Example], max_cells: int = CELLS
+    model: TrainedModel, examples: Sequence[Example], max_cells: int | None = None
 ) -> Iterator[tuple[list[int], Batch]]:
     """Yield batches of similar lengths on the model's device, each with its examples' indices."""
+    max_cells = max_cells or CELLS.get(model.device.type, CELLS["cuda"])
     largest = max((max(1, e.num_frames) * (e.num_labels + 1) for e in examples), default=1)
     batches = Batches(examples, max(max_cells, largest), 0)
     for indices in batches.by_length():

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import Alphabet
-from transduce.audio.cache import FrameReader
-from transduce.audio.features import FeatureSettings, Statistics
+from transduce.audio.batched import frames_of_sounds
+from transduce.audio.cache import FrameReader, loudest, not_finite
+from transduce.audio.features import Features, FeatureSettings, Statistics
+from transduce.audio.sound import LongSound
 from transduce.audio.windows import Window, sample_windows, sound_windows
 from transduce.data.batches import Example
 from transduce.data.pairs import (
@@ -44,12 +46,20 @@ SCALES = {torch.uint8: (128, 2**7), torch.int16: (0, 2**15), torch.int32: (0, 2*
 LOUDEST = 10.0  # a sample beyond it has another scale: clipped sound is a little above 1
 MOST_CHANNELS = 8  # columns of an array that are channels of sound, not numbers of a frame
 MOST_SYMBOLS = 10_000  # of a text to transcribe: a bound on its memory
+CPU = torch.device("cpu")
+NO_LABELS = torch.empty(0, dtype=torch.int64)
 
 
 @cache
-def _frame_reader(settings: FeatureSettings | None) -> FrameReader:
+def _frame_reader(settings: FeatureSettings | None, convert: bool = True) -> FrameReader:
     """Return the reader of sound for some settings; its filter tables are computed once."""
-    return FrameReader(settings, convert=True)
+    return FrameReader(settings, convert=convert)
+
+
+@cache
+def _features(settings: FeatureSettings, device: torch.device) -> Features:
+    """Return the features of some settings on a device; their tables are copied there once."""
+    return Features(settings).to(device)
 
 
 def _float_numbers(array: np.ndarray | Tensor) -> Tensor:
@@ -74,15 +84,25 @@ def _check_samples(samples: Tensor) -> None:
         raise DataError("there are no samples; give a sound")
     if not samples.isfinite().all():
         raise DataError("the samples have NaN or an infinite number; record or convert it again")
-    if (loudest := float(samples.abs().max())) > LOUDEST:
+    if (largest := loudest(samples)) > LOUDEST:
         raise DataError(
-            f"the samples reach {loudest:g}, where floating-point samples are in [-1, 1]; divide "
+            f"the samples reach {largest:g}, where floating-point samples are in [-1, 1]; divide "
             "them by their scale, or give int16"
         )
 
 
 class EmptyInput(DataError):
     """The error of a blank text."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """A sound that has been read; `Signature.framed` computes the frames of many at once."""
+
+    pair: Pair
+    wave: Tensor  # [N], samples in [-1, 1]
+    recording: Recording
+    num_frames: int  # that it will have
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,29 +154,93 @@ class Signature:
         if not with_labels and isinstance(text, str | tuple) and len(text) > MOST_SYMBOLS:
             problem = f"a text of {len(text)} symbols is too long; give at most {MOST_SYMBOLS}"
             raise source.origin.error(problem) if isinstance(source, Pair) else DataError(problem)
-        recording = None
+        sampled = None if frames is not None else self.sampled(source, name=name)
+        if sampled is not None:
+            [framed] = self.framed([sampled])
+            if isinstance(framed, DataError):
+                raise framed
+            return replace(framed, labels=self._labels(framed.pair)) if with_labels else framed
         if isinstance(source, np.ndarray | Tensor):
-            frames, recording = self._frames_of(_float_numbers(source))
-            source = ()
+            frames, source = self._frames_of(_float_numbers(source)), ()
         pair = source if isinstance(source, Pair) else self._pair(source, name)
-        ids = encode(pair, pair.target, self.targets) if with_labels else []
-        labels = torch.tensor(ids, dtype=torch.int64)
+        labels = self._labels(pair) if with_labels else NO_LABELS
         if self.sources is not None:
             return Example(pair, self._ids_of(pair, unknown), labels)
         if self.statistics is None:
             if not with_labels:
                 raise pair.origin.error("a prediction network takes no source; give it labels")
             return Example(pair, torch.empty(0, dtype=torch.int64), labels)
-        if frames is None and isinstance(pair.source, Audio):
-            frames, recording = _frame_reader(self.features).read(pair.source, pair.origin)
-        elif frames is None:
+        if frames is None:
             frames = _frame_reader(self.features)(pair)
         if frames.shape[1] != self.input_size:
-            raise pair.origin.error(
-                f"there are {frames.shape[1]} numbers a frame where the model was trained on "
-                f"{self.input_size}; compute them with its settings"
-            )
-        return Example(pair, self.statistics.normalise(frames), labels, recording)
+            raise self._wrong_size(pair, frames.shape[1])
+        return Example(pair, self.statistics.normalise(frames), labels)
+
+    def sampled(
+        self,
+        source: Source,
+        *,
+        name: str | None = None,
+        convert: bool = True,
+        longest: float | None = None,
+    ) -> Sampled | None:
+        """Read a sound file, or take samples [N], without computing frames; else return None.
+
+        Without `convert`, refuse a file that would have to be resampled or mixed. Raise LongSound
+        if there are more than `longest` seconds, and a DataError as `example` does.
+        """
+        settings = self.features
+        if settings is None or self.statistics is None or isinstance(source, Example):
+            return None
+        if isinstance(source, np.ndarray | Tensor):
+            if source.ndim != 1:
+                return None
+            wave, rate = _float_numbers(source), settings.sample_rate
+            _check_samples(wave)
+            pair, recording = self._pair((), name), Recording(len(wave) / rate, rate, loudest(wave))
+            if longest is not None and recording.seconds > longest:
+                raise LongSound(f"there are more than {longest:g} seconds")
+        else:
+            pair = source if isinstance(source, Pair) else self._pair(source, name)
+            if not isinstance(pair.source, Audio):
+                return None
+            reader = _frame_reader(settings, convert)
+            wave, recording = reader.read_samples(pair.source, pair.origin, longest)
+        beyond = len(wave) - settings.window_samples
+        num_frames = 0 if beyond < 0 else beyond // settings.shift_samples + 1
+        return Sampled(pair, wave, recording, num_frames)
+
+    def framed(
+        self, sounds: Sequence[Sampled], device: torch.device = CPU
+    ) -> list[Example | DataError]:
+        """Make an example of each sound; compute the frames on a device, on a GPU in batches."""
+        if not sounds:
+            return []
+        assert self.features is not None and self.statistics is not None
+        if self.features.size != self.input_size:
+            return [self._wrong_size(sound.pair, self.features.size) for sound in sounds]
+        features, waves = _features(self.features, device), [one.wave for one in sounds]
+        found = frames_of_sounds(features, waves, self.statistics)
+        examples: list[Example | DataError] = []
+        for sound, frames in zip(sounds, found, strict=True):
+            pair = sound.pair
+            if frames is not None:
+                examples.append(Example(pair, frames, NO_LABELS, sound.recording))
+            else:
+                path = pair.source.path if isinstance(pair.source, Audio) else Path(pair.name)
+                examples.append(not_finite(path, pair.origin))
+        return examples
+
+    def _labels(self, pair: Pair) -> Tensor:
+        """Return the labels [U] of a pair's target."""
+        return torch.tensor(encode(pair, pair.target, self.targets), dtype=torch.int64)
+
+    def _wrong_size(self, pair: Pair, size: int) -> DataError:
+        """Return, without raising it, the error of frames of another size than the model's."""
+        return pair.origin.error(
+            f"there are {size} numbers a frame where the model was trained on {self.input_size}; "
+            "compute them with its settings"
+        )
 
     def windows(self, source: Source, step: float) -> Iterator[Window[Source]]:
         """Yield the windows of long sound, each but the last a whole number of `step` seconds long.
@@ -313,18 +397,14 @@ class Signature:
         known = " ".join(sorted(self.sources.symbols))
         return f"{unknown[0]!r} is no symbol that the model knows; it knows {known}"
 
-    def _frames_of(self, numbers: Tensor) -> tuple[Tensor, Recording | None]:
-        """Return the frames [T, D] and the recording of samples [N], or frames as they are."""
+    def _frames_of(self, numbers: Tensor) -> Tensor:
+        """Return frames [T, D] as they are; raise a DataError for numbers that are none."""
         if self.sources is not None:
             raise DataError("the model reads text, not numbers; give it text")
         if numbers.ndim == 1:
-            if self.features is None:
-                raise DataError(
-                    "the model reads frames that were computed elsewhere, not sound; give frames "
-                    "[T, D]"
-                )
-            _check_samples(numbers)
-            return _frame_reader(self.features).frames_of(numbers)
+            raise DataError(
+                "the model reads frames that were computed elsewhere, not sound; give frames [T, D]"
+            )
         if self.features is not None and numbers.ndim == 2 and numbers.shape[1] <= MOST_CHANNELS:
             raise DataError(
                 f"an array {list(numbers.shape)} has {numbers.shape[1]} channels of samples, not "
@@ -332,7 +412,7 @@ class Signature:
             )
         if numbers.ndim != 2:
             raise DataError("the model reads sound; give it a file, samples [N], or frames [T, D]")
-        return numbers, None
+        return numbers
 
     # --- Outputs ---
 
