@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from transduce import PeepholeLSTM, Transducer
-from transduce.lstm import cpu, half, operators
+from transduce.lstm import cpu, operators, tensor_cores
 from transduce.lstm.operators import lstm_layer, lstm_layer_backward
 
 
@@ -62,7 +62,7 @@ def half_on_the_cpu(monkeypatch):
     """Let the kernels of half precision be those of the CPU, with padded units."""
 
     def pad(tensor, units, dtype=torch.float32):
-        return torch.nn.functional.pad(tensor, (0, half.padded(units) - units)).to(dtype)
+        return torch.nn.functional.pad(tensor, (0, tensor_cores.padded(units) - units)).to(dtype)
 
     def forward(*arguments):
         *arguments, dtype = arguments
@@ -79,9 +79,9 @@ def half_on_the_cpu(monkeypatch):
         output = output[..., :H].flatten(2).float()
         return cpu.backward(*tensors, output, gates, states[..., :H], with_x)
 
-    monkeypatch.setattr(half, "fits", lru_cache(lambda H, D, device: True))
-    monkeypatch.setattr(half, "forward", forward)
-    monkeypatch.setattr(half, "backward", backward)
+    monkeypatch.setattr(tensor_cores, "fits", lru_cache(lambda H, D, device: True))
+    monkeypatch.setattr(tensor_cores, "forward", forward)
+    monkeypatch.setattr(tensor_cores, "backward", backward)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -95,15 +95,15 @@ def test_the_operator_of_half_precision_is_registered_as_it_behaves(kind, half_o
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_and_parameters_choose_half_precision_on_a_gpu_alone(dtype, monkeypatch):
     single, double = torch.zeros(1, 4), torch.zeros(1, 4, dtype=torch.float64)
-    assert operators.half_type(single, "cuda") is None
-    assert operators.half_type(single.to(dtype), "cuda") == dtype
-    assert operators.half_type(single.to(dtype), "cpu") is None
+    assert operators.product_type_for(single, "cuda") is None
+    assert operators.product_type_for(single.to(dtype), "cuda") == dtype
+    assert operators.product_type_for(single.to(dtype), "cpu") is None
     # PyTorch does not enable CUDA's autocast where there is no GPU.
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: device_type == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device_type: dtype)
-    assert operators.half_type(single, "cuda") == dtype
-    assert operators.half_type(double, "cuda") is None
-    assert operators.half_type(single, "cpu") is None
+    assert operators.product_type_for(single, "cuda") == dtype
+    assert operators.product_type_for(double, "cuda") is None
+    assert operators.product_type_for(single, "cpu") is None
 
 
 def batch(ids=False):

@@ -15,7 +15,7 @@ from transduce.decoding import utterances
 from transduce.kernels import nvrtc, sentinels
 from transduce.lattice import cuda as lattice
 from transduce.lstm import cuda as lstm
-from transduce.lstm import half
+from transduce.lstm import tensor_cores
 
 B200, H200, A100, T4 = (10, 0), (9, 0), (8, 0), (7, 5)  # compute capabilities
 SHARED = {
@@ -71,10 +71,12 @@ HALVES += [(3, 33, torch.float16, A100), (64, 320, torch.bfloat16, B200)]
 @pytest.mark.parametrize("B, H, dtype, capability", HALVES)
 @pytest.mark.parametrize("parts", [1, 4], ids=["forward", "back"])
 def test_the_lstm_of_half_precision_compiles(parts, B, H, dtype, capability):
-    layout = half.layout_for(parts, B, 2, half.padded(H), 108, SHARED[capability])
+    layout = tensor_cores.layout_for(parts, B, 2, tensor_cores.padded(H), 108, SHARED[capability])
     for half_output in (False, True):
-        options = half.options(layout, dtype, half_output)
-        assert half.NAMES[parts].encode() in nvrtc.compile_cuda(half.SOURCE, options, capability)
+        options = tensor_cores.options(layout, dtype, half_output)
+        assert tensor_cores.NAMES[parts].encode() in nvrtc.compile_cuda(
+            tensor_cores.SOURCE, options, capability
+        )
 
 
 @pytest.mark.parametrize("capability", [H200, A100, T4])
@@ -197,20 +199,20 @@ def test_a_layer_that_no_plan_fits_is_refused():
 @pytest.mark.parametrize("H", [32, 64, 320, 512, 704, 1024, 1216])
 def test_a_layout_covers_all_units_and_sequences_and_runs_at_once(H, D, processors):
     for parts, B in product((1, 4), (1, 3, 64, 100, 1000)):
-        for found in half.layouts(parts, B, D, H, processors, SHARED[H200]):
+        for found in tensor_cores.layouts(parts, B, D, H, processors, SHARED[H200]):
             assert found.units * found.blocks == H
             assert found.rows * found.groups >= B > found.rows * (found.groups - 1)
             assert found.directions * found.groups * found.blocks <= processors
-            assert found.share * half.WARPS * half.WIDTH >= parts * H
+            assert found.share * tensor_cores.WARPS * tensor_cores.WIDTH >= parts * H
             assert found.shared <= SHARED[H200]
 
 
 def test_a_gpu_without_tensor_cores_for_bfloat16_or_without_room_computes_in_float32(monkeypatch):
-    half.fits.cache_clear()
-    monkeypatch.setattr(half, "shared_memory", lambda device: SHARED[A100])
+    tensor_cores.fits.cache_clear()
+    monkeypatch.setattr(tensor_cores, "shared_memory", lambda device: SHARED[A100])
     properties = SimpleNamespace(multi_processor_count=108)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     for capability, H, expected in ((T4, 32, False), (A100, 32, True), (A100, 4000, False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
-        assert half.fits(H, 2, 0) == expected
-        half.fits.cache_clear()
+        assert tensor_cores.fits(H, 2, 0) == expected
+        tensor_cores.fits.cache_clear()

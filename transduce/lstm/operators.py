@@ -82,26 +82,28 @@ def layer(
     call: Any = _EagerLayer.apply if with_gradients else run
     if is_traced(biases):
         call = lstm_layer
-    output, last_h, last_s, *_ = call(*tensors, backend, with_gradients, half_type(biases, backend))
+    output, last_h, last_s, *_ = call(
+        *tensors, backend, with_gradients, product_type_for(biases, backend)
+    )
     return output, last_h, last_s
 
 
-def half_type(biases: Tensor, backend: str) -> torch.dtype | None:
-    """Return the half precision of the products that autocast or the weights ask for, or None."""
+def product_type_for(biases: Tensor, backend: str) -> torch.dtype | None:
+    """Return the half type of the products that autocast or the weights ask for, or None."""
     if backend != "cuda" or biases.dtype == torch.float64:
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else biases.dtype
     return dtype if dtype in (torch.float16, torch.bfloat16) else None
 
 
-def on_tensor_cores(half: torch.dtype | None, biases: Tensor) -> bool:
-    """Return whether the products are of half precision: if asked for, and if the GPU can."""
-    if half is None:
+def on_tensor_cores(product_type: torch.dtype | None, biases: Tensor) -> bool:
+    """Return whether the products run on tensor cores: if asked for, and if the GPU can."""
+    if product_type is None:
         return False
-    import transduce.lstm.half
+    import transduce.lstm.tensor_cores
 
     D, columns = (int(size) for size in biases.shape)  # the sizes may be symbolic
-    return transduce.lstm.half.fits(columns // 4, D, biases.get_device())
+    return transduce.lstm.tensor_cores.fits(columns // 4, D, biases.get_device())
 
 
 def run(
@@ -115,21 +117,21 @@ def run(
     s: Tensor | None,
     backend: str,
     with_gradients: bool,
-    half: torch.dtype | None = None,
+    product_type: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Run one layer; return its output, last h and last s, then three tensors for the backward op.
 
     These are the gates, the states and, if the weights are half precision, the output in float32.
-    They are empty unless `with_gradients`. With `half`, the products are of that type if the GPU
-    has tensor cores for it; the last tensor is then h(n-1) at each frame.
+    They are empty unless `with_gradients`. With `product_type`, tensor cores multiply numbers of
+    that type if the GPU has them; the last tensor is then h(n-1) at each frame.
     """
     check_values(x, lengths, input_weights.shape[2])
     weights = (input_weights, hidden_weights, peepholes, biases)
-    if half is not None and on_tensor_cores(half, biases):
-        import transduce.lstm.half
+    if product_type is not None and on_tensor_cores(product_type, biases):
+        import transduce.lstm.tensor_cores
 
-        output, last_h, last_s, gates, states, before = transduce.lstm.half.forward(
-            x, lengths, *weights, h, s, with_gradients, half
+        output, last_h, last_s, gates, states, before = transduce.lstm.tensor_cores.forward(
+            x, lengths, *weights, h, s, with_gradients, product_type
         )
         last_h, last_s = (cast(part, biases.dtype) for part in (last_h, last_s))
         return cast(output, biases.dtype), last_h, last_s, gates, states, before
@@ -156,7 +158,7 @@ def _(
     s: Tensor | None,
     backend: str,
     with_gradients: bool,
-    half: torch.dtype | None = None,
+    product_type: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (B, N), (D, _, H) = x.shape[:2], peepholes.shape
     dtype = torch.promote_types(biases.dtype, torch.float32)
@@ -165,11 +167,11 @@ def _(
     exact = biases.new_empty(
         (B, N, D * H) if dtype != biases.dtype and with_gradients else (0,), dtype=dtype
     )
-    if half is not None and on_tensor_cores(half, biases):
-        import transduce.lstm.half
+    if product_type is not None and on_tensor_cores(product_type, biases):
+        import transduce.lstm.tensor_cores
 
-        H = transduce.lstm.half.padded(int(H))
-        exact = biases.new_empty(B, kept, D, H, dtype=half)
+        H = transduce.lstm.tensor_cores.padded(int(H))
+        exact = biases.new_empty(B, kept, D, H, dtype=product_type)
     return (
         *results,
         biases.new_empty(B, kept, D, 4 * H, dtype=dtype),
@@ -195,7 +197,7 @@ def run_backward(
     states: Tensor,
     backend: str,
     with_x: bool,
-    half: torch.dtype | None = None,
+    product_type: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x (empty unless `with_x`), the four weights, the first h and s.
 
@@ -205,10 +207,10 @@ def run_backward(
     tensors = (
         grad_output, grad_last_h, grad_last_s, x, lengths, *weights, h, s, output, gates, states,
     )  # fmt: skip
-    if half is not None and on_tensor_cores(half, biases):
-        import transduce.lstm.half
+    if product_type is not None and on_tensor_cores(product_type, biases):
+        import transduce.lstm.tensor_cores
 
-        grad_x, *grads = transduce.lstm.half.backward(*tensors, with_x, half)
+        grad_x, *grads = transduce.lstm.tensor_cores.backward(*tensors, with_x, product_type)
     else:
         grad_x, *grads = kernels(backend).backward(*tensors, with_x)
     inputs, hidden, peep, bias, first_h, first_s = (
@@ -242,7 +244,7 @@ def _(
     states: Tensor,
     backend: str,
     with_x: bool,
-    half: torch.dtype | None = None,
+    product_type: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     D, B, H = len(peepholes), len(x), peepholes.shape[2]
     grad_x = x.new_empty(x.shape) if with_x else biases.new_empty(0)
@@ -258,17 +260,17 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     result, _, _, gates, states, exact = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(gates, states, exact)
-    half = inputs[10] if len(inputs) > 10 else None
-    if result.dtype != gates.dtype or on_tensor_cores(half, inputs[5]):
+    product_type = inputs[10] if len(inputs) > 10 else None
+    if result.dtype != gates.dtype or on_tensor_cores(product_type, inputs[5]):
         result = exact
     ctx.save_for_backward(*inputs[:8], result, gates, states)
-    ctx.backend, ctx.half = inputs[8], half
+    ctx.backend, ctx.product_type = inputs[8], product_type
 
 
 def _differentiate(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
     with_x, saved = ctx.needs_input_grad[0], ctx.saved_tensors
     call: Any = lstm_layer_backward if is_traced(saved[5]) else _EagerBackward.apply
-    grad_x, *grads = call(*upstream[:3], *saved, ctx.backend, with_x, ctx.half)
+    grad_x, *grads = call(*upstream[:3], *saved, ctx.backend, with_x, ctx.product_type)
     state = (None, None) if saved[6] is None else grads[4:]
     return grad_x if with_x else None, None, *grads[:4], *state, None, None, None
 

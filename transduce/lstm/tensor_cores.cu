@@ -292,10 +292,11 @@ __device__ __forceinline__ void put(float* p, two x) { *(two*)p = x; }
 // h(n-1). Null lengths mean N, null first_h and first_s mean zero. Null states mean that there is no
 // backward pass: states and gates are not kept.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    half_forward(float* gates, const word* hidden_weights, const float* peepholes, const float* biases,
-                 const integer* all_lengths, const float* first_h, const float* first_s, pair* output,
-                 word* before, float* states, float* last_h, float* last_s, integer B, integer N,
-                 integer D, integer R, integer groups, integer first_direction) {
+    tensor_core_forward(float* gates, const word* hidden_weights, const float* peepholes,
+                        const float* biases, const integer* all_lengths, const float* first_h,
+                        const float* first_s, pair* output, word* before, float* states,
+                        float* last_h, float* last_s, integer B, integer N, integer D, integer R,
+                        integer groups, integer first_direction) {
   block my(all_lengths, hidden_weights, B, N, D, R, groups, first_direction);
   two bias[TURNS][4], peep[TURNS][3];
 #pragma unroll
@@ -399,11 +400,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 // `hidden_weights` [D, H, 4, H] are transposed. `grad_rest` [groups, D, 7, H] gets each group's part of
 // the gradients of the three peepholes and four biases. Null gradients are zero.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    half_backward(const float* gates, const word* hidden_weights, const float* peepholes,
-                  const integer* all_lengths, const float* first_s, const float* states,
-                  const pair* grad_output, const float* grad_last_h, const float* grad_last_s,
-                  word* grad_sums, float* grad_first_h, float* grad_first_s, float* grad_rest, integer B,
-                  integer N, integer D, integer R, integer groups, integer first_direction) {
+    tensor_core_backward(const float* gates, const word* hidden_weights, const float* peepholes,
+                         const integer* all_lengths, const float* first_s, const float* states,
+                         const pair* grad_output, const float* grad_last_h, const float* grad_last_s,
+                         word* grad_sums, float* grad_first_h, float* grad_first_s, float* grad_rest,
+                         integer B, integer N, integer D, integer R, integer groups,
+                         integer first_direction) {
   block my(all_lengths, hidden_weights, B, N, D, R, groups, first_direction);
   two peep[TURNS][3], rest[TURNS][7];
 #pragma unroll

@@ -26,15 +26,15 @@ from transduce.kernels.nvrtc import (
 from transduce.lstm.cuda import THREADS, helpers
 from transduce.lstm.reference import cast
 
-SOURCE = Path(__file__).with_name("half.cu").read_text()
-NAMES = {1: "half_forward", 4: "half_backward"}
+SOURCE = Path(__file__).with_name("tensor_cores.cu").read_text()
+NAMES = {1: "tensor_core_forward", 4: "tensor_core_backward"}
 TYPES = (torch.float16, torch.bfloat16)
 CAPABILITY = (8, 0)  # the first whose tensor cores multiply bfloat16 numbers
 WIDTH = 32  # the units are padded to a multiple of it: a step of the kernels' products
 UNITS = {1: 4, 4: 16}  # units of a block are a multiple of it: the rows of a tile of weights
 MOST_UNITS = 64
 CHUNKS = (8, 16, 24, 32, 48, 64)
-WARPS = 8  # of a block, as in half.cu
+WARPS = 8  # of a block, as in tensor_cores.cu
 AHEAD = (16, 8, 4)
 REGISTERS = 250  # of a thread, of its 255: with more the compiler spills values to memory
 
@@ -172,24 +172,24 @@ def padded(H: int) -> int:
     return -(-H // WIDTH) * WIDTH
 
 
-def options(layout: Layout, half: torch.dtype, half_output: bool) -> tuple[str, ...]:
+def options(layout: Layout, product_type: torch.dtype, half_output: bool) -> tuple[str, ...]:
     """Return the compiler options of a layout."""
     sizes = (
         f"-DH={layout.H}", f"-DPARTS={layout.parts}", f"-DUNITS={layout.units}",
         f"-DCHUNK={layout.chunk}", f"-DAHEAD={layout.ahead}",
         f"-DRESIDENT={int(layout.resident)}", f"-DPATIENT={int(layout.patient)}",
     )  # fmt: skip
-    kind = ("-DBFLOAT16",) if half == torch.bfloat16 else ()
+    kind = ("-DBFLOAT16",) if product_type == torch.bfloat16 else ()
     return *sizes, *kind, *(("-DHALF_OUTPUT",) if half_output else ())
 
 
 def _through_time(
-    layout: Layout, half: torch.dtype, half_output: bool, B: int, N: int, D: int, device: int,
-    arguments: tuple[Tensor | None, ...],
+    layout: Layout, product_type: torch.dtype, half_output: bool, B: int, N: int, D: int,
+    device: int, arguments: tuple[Tensor | None, ...],
 ) -> None:  # fmt: skip
     """Launch the kernel that loops over the frames."""
     name = NAMES[layout.parts]
-    [kernel] = kernels(SOURCE, options(layout, half, half_output), (name,), device)
+    [kernel] = kernels(SOURCE, options(layout, product_type, half_output), (name,), device)
     for first in range(0, D, layout.directions):
         kernel(
             (layout.directions * layout.groups * layout.blocks, 1),
@@ -217,12 +217,12 @@ def forward(
     h: Tensor | None,
     s: Tensor | None,
     with_gradients: bool,
-    half: torch.dtype,
+    product_type: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Run one layer of D directions whose products multiply numbers of type `half`.
+    """Run one layer of D directions whose products multiply numbers of type `product_type`.
 
     The output has the type of the biases; the last h and s, the gates and the states are float32.
-    The last result is h(n-1) at each frame, in half precision. Gates, states and h(n-1) have padded
+    The last result is h(n-1) at each frame, in that type. Gates, states and h(n-1) have padded
     units, and no frames unless `with_gradients`.
     """
     (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
@@ -238,20 +238,20 @@ def forward(
         else:
             rows = x.view(B * N, inputs) if x.is_contiguous() else x.reshape(B * N, inputs)
             gates = torch.mm(
-                cast(rows, half), cast(columns_of_x, half).view(-1, inputs).T,
+                cast(rows, product_type), cast(columns_of_x, product_type).view(-1, inputs).T,
                 out_dtype=torch.float32,
             )  # fmt: skip
             added = biases_
-        recurrent = _pad(_pad_rows(hidden_weights.reshape(D, 4, H, H), P), P, half)
+        recurrent = _pad(_pad_rows(hidden_weights.reshape(D, 4, H, H), P), P, product_type)
         half_output = biases.dtype in TYPES
-        output = biases.new_empty(B, N, D, P, dtype=half if half_output else torch.float32)
-        before = biases.new_empty(B, N, D, P, dtype=half)
+        output = biases.new_empty(B, N, D, P, dtype=product_type if half_output else torch.float32)
+        before = biases.new_empty(B, N, D, P, dtype=product_type)
         set_all_bits(before)
         states = gates.new_empty(B, N, D, P) if with_gradients else None
         last_h, last_s = gates.new_empty(D, B, P), gates.new_empty(D, B, P)
         h, s = (None if part is None else _pad(part, P) for part in (h, s))
         _through_time(
-            layout, half, half_output, B, N, D, device,
+            layout, product_type, half_output, B, N, D, device,
             (gates, recurrent, peepholes_, added, lengths, h, s, output, before, states, last_h,
              last_s),
         )  # fmt: skip
@@ -279,7 +279,7 @@ def backward(
     gates: Tensor,
     states: Tensor,
     with_x: bool,
-    half: torch.dtype,
+    product_type: torch.dtype,
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x (None unless `with_x`), the four weights, and the first h and s."""
     (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
@@ -290,7 +290,7 @@ def backward(
         half_output = biases.dtype in TYPES
         above = None
         if grad_output is not None:
-            kind = half if half_output else torch.float32
+            kind = product_type if half_output else torch.float32
             above = _pad(grad_output.reshape(B, N, D, H), P, kind)
         upstream = (None if part is None else _pad(part, P) for part in (grad_last_h, grad_last_s))
         first_s = None if s is None else _pad(s, P)
@@ -299,9 +299,11 @@ def backward(
         grad_h, grad_s = gates.new_empty(D, B, P), gates.new_empty(D, B, P)
         rest = gates.new_empty(layout.groups, D, 7, P)
         transposed = hidden_weights.reshape(D, 4, H, H).permute(0, 3, 1, 2)
-        recurrent = _pad(torch.nn.functional.pad(transposed, (0, 0, 0, 0, 0, P - H)), P, half)
+        recurrent = _pad(
+            torch.nn.functional.pad(transposed, (0, 0, 0, 0, 0, P - H)), P, product_type
+        )
         _through_time(
-            layout, half, half_output, B, N, D, device,
+            layout, product_type, half_output, B, N, D, device,
             (gates, recurrent, _pad(peepholes, P), lengths, first_s, states, above, *upstream,
              grad_sums, grad_h, grad_s, rest),
         )  # fmt: skip
@@ -313,14 +315,14 @@ def backward(
         if x.ndim == 2:
             grad_input = _look_up_gradient(x, flat, inputs)
         else:
-            clean = cast(x, half)
+            clean = cast(x, product_type)
             if lengths is not None:
                 padding = torch.arange(N, device=x.device) >= lengths[:, None]
                 clean = clean.masked_fill(padding[..., None], 0)
             grad_input = _product(flat.T, clean.reshape(num_rows, inputs))
             if with_x:
                 weights = _pad_rows(input_weights.reshape(D, 4, H, inputs), P)
-                grad_x = _product(flat, cast(weights, half).view(-1, inputs)).view_as(x)
+                grad_x = _product(flat, cast(weights, product_type).view(-1, inputs)).view_as(x)
     grads = rest.sum(0)
     return (
         grad_x,
