@@ -13,6 +13,8 @@ import pytest
 from transduce.kernels.nvrtc import _bits
 
 HEADER = Path(__file__).with_name("emulated_block.h")
+INSTRUCTIONS = Path(__file__).with_name("emulated_instructions.h")
+PTX = re.compile(r"// --- PTX instructions;.*?// --- End of the PTX instructions ---", re.DOTALL)
 THREADS = 64  # of a block: patch the module whose kernels are emulated
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here")
 
@@ -21,6 +23,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there i
 def emulated_kernels(source, options, names, device):
     """Return functions that run the named kernels on CPU tensors, with few threads a block."""
     source = re.sub(r"extern __shared__ [^;]*;", "", source)
+    source = PTX.sub(f'#include "{INSTRUCTIONS}"', source)
     doors = ""
     for name in names:
         parameters = re.search(rf" {name}\(([^)]*)\) {{", source)[1].split(",")

@@ -169,6 +169,11 @@ def without_autocast(device_type: str = "cuda") -> AbstractContextManager[Any]:
     return torch.autocast(device_type, enabled=False) if on else nullcontext()
 
 
+def tf32_enabled() -> bool:
+    """Return whether PyTorch's switch lets a GPU's products of float32 numbers be TF32."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
 LOW_BITS = 13  # of a float32's 23 bits of mantissa, those that TF32 leaves out
 
 
@@ -181,7 +186,7 @@ def full_float32_matmul(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tens
     """
     product = torch.bmm if a.ndim == 3 else torch.mm  # half of matmul's time per call
     single = a.is_cuda and a.dtype == torch.float32
-    tf32 = single and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    tf32 = single and tf32_enabled()
     if not tf32 and not torch.is_autocast_enabled(a.device.type):
         return product(a, b, out=out)
     with without_autocast(a.device.type):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from transduce.kernels.backends import is_traced
+from transduce.kernels.nvrtc import tf32_enabled
 from transduce.lstm.reference import cast
 
 
@@ -89,21 +90,28 @@ def layer(
 
 
 def product_type_for(biases: Tensor, backend: str) -> torch.dtype | None:
-    """Return the half type of the products that autocast or the weights ask for, or None."""
+    """Return the type of the numbers that tensor cores may multiply, or None if they may not.
+
+    It is that of autocast, or else of the weights. float32 stands for TF32.
+    """
     if backend != "cuda" or biases.dtype == torch.float64:
         return None
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else biases.dtype
-    return dtype if dtype in (torch.float16, torch.bfloat16) else None
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else biases.dtype
 
 
 def on_tensor_cores(product_type: torch.dtype | None, biases: Tensor) -> bool:
-    """Return whether the products run on tensor cores: if asked for, and if the GPU can."""
-    if product_type is None:
+    """Return whether the products run on tensor cores: if asked for, and if the GPU can.
+
+    TF32 is asked for by PyTorch's switch. torch.compile cannot read it, but compiles again when it
+    changes, so that the operator and its fake kernel may.
+    """
+    if product_type is None or (product_type == torch.float32 and not tf32_enabled()):
         return False
     import transduce.lstm.tensor_cores
 
     D, columns = (int(size) for size in biases.shape)  # the sizes may be symbolic
-    return transduce.lstm.tensor_cores.fits(columns // 4, D, biases.get_device())
+    H, size, device = columns // 4, product_type.itemsize, biases.get_device()
+    return transduce.lstm.tensor_cores.fits(H, D, size, device)
 
 
 def run(
@@ -122,8 +130,8 @@ def run(
     """Run one layer; return its output, last h and last s, then three tensors for the backward op.
 
     These are the gates, the states and, if the weights are half precision, the output in float32.
-    They are empty unless `with_gradients`. With `product_type`, tensor cores multiply numbers of
-    that type if the GPU has them; the last tensor is then h(n-1) at each frame.
+    They are empty unless `with_gradients`. If tensor cores multiply numbers of `product_type`, the
+    last tensor is h(n-1) at each frame [B, N, D, padded H].
     """
     check_values(x, lengths, input_weights.shape[2])
     weights = (input_weights, hidden_weights, peepholes, biases)
@@ -207,7 +215,7 @@ def run_backward(
     tensors = (
         grad_output, grad_last_h, grad_last_s, x, lengths, *weights, h, s, output, gates, states,
     )  # fmt: skip
-    if product_type is not None and on_tensor_cores(product_type, biases):
+    if product_type is not None and output.ndim == 4:  # what `run` kept, whatever the switch is now
         import transduce.lstm.tensor_cores
 
         grad_x, *grads = transduce.lstm.tensor_cores.backward(*tensors, with_x, product_type)
@@ -261,7 +269,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(gates, states, exact)
     product_type = inputs[10] if len(inputs) > 10 else None
-    if result.dtype != gates.dtype or on_tensor_cores(product_type, inputs[5]):
+    if result.dtype != gates.dtype or exact.ndim == 4:
         result = exact
     ctx.save_for_backward(*inputs[:8], result, gates, states)
     ctx.backend, ctx.product_type = inputs[8], product_type
