@@ -793,6 +793,25 @@ def test_a_compiled_lstm_follows_the_switch_of_tf32(tf32):
     assert not torch.equal(full, expected)
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_a_model_of_mixed_precision_searches_in_float32(precision):
+    torch.manual_seed(0)
+    model = transduce.load("english-phone-recogniser").to("cuda")
+    frames, lengths = torch.randn(3, 40, 40, device="cuda"), torch.tensor([40, 7, 22]).cuda()
+    network = model.network.transcription_network
+    with torch.no_grad():
+        exact, _ = network(frames, lengths)
+        model.to("cuda", precision)
+        found, _ = network(frames, lengths)
+        again = model.to("cuda").network.transcription_network(frames, lengths)[0]
+    assert found.dtype == torch.float32 and torch.equal(again, exact)
+    error = float((found - exact).norm() / exact.norm())
+    assert 0 < error < 2e-2
+    model.to("cuda", precision)
+    for hypothesis in greedy_search(model.network, frames, lengths):
+        assert isinstance(hypothesis.log_prob, float)
+
+
 # --- Together -----------------------------------------------------------------------------------
 
 

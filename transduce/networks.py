@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -76,8 +78,11 @@ class TranscriptionNetwork(nn.Module):
     It is bidirectional as in the paper, or forward only. Inputs are vectors [B, T, input_size], or
     ids [B, T] of one-hot vectors, id 0 being the vector of zeros. `pooling` n > 1 averages the
     first layer's outputs over every n frames, so that all later sequences are n times shorter; the
-    last average may be of fewer frames.
+    last average may be of fewer frames. If `product_type` is torch.bfloat16 or torch.float16, the
+    LSTMs multiply such numbers on a GPU, as under autocast, and f stays float32.
     """
+
+    product_type: torch.dtype | None = None
 
     def __init__(
         self,
@@ -146,13 +151,20 @@ class TranscriptionNetwork(nn.Module):
                 f"num_frames must be [B] = [{len(frames)}], because frames is [B, T, ...] = "
                 f"{list(frames.shape)}; it is {list(num_frames.shape)}"
             )
-        hidden, _ = self.lstm(frames, num_frames, backend=backend)  # Eqs. 9-10
-        if self.pooling > 1:
-            hidden, num_frames = average_frames(hidden, num_frames, self.pooling)
-        if self.upper_lstm is not None:
-            hidden = nn.functional.dropout(hidden, self.dropout, self.training)
-            hidden, _ = self.upper_lstm(hidden, num_frames, backend=backend)
+        with self._rounding():
+            hidden, _ = self.lstm(frames, num_frames, backend=backend)  # Eqs. 9-10
+            if self.pooling > 1:
+                hidden, num_frames = average_frames(hidden, num_frames, self.pooling)
+            if self.upper_lstm is not None:
+                hidden = nn.functional.dropout(hidden, self.dropout, self.training)
+                hidden, _ = self.upper_lstm(hidden, num_frames, backend=backend)
         return nn.functional.dropout(hidden, self.dropout, self.training), num_frames
+
+    def _rounding(self) -> AbstractContextManager[object]:
+        """Return the autocast of the LSTMs, if there is a type."""
+        if self.product_type is None:
+            return nullcontext()
+        return torch.autocast("cuda", self.product_type)
 
 
 def _check_labels(labels: Tensor, num_labels: int) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 
@@ -24,6 +24,7 @@ from transduce.model.checkpoint import MODEL_FILE, TrainedModel, load_ensemble, 
 from transduce.model.signature import Source, Unknown
 from transduce.model.tensors import CheckpointError
 from transduce.model.transcripts import Transcript, join_windows
+from transduce.networks import TranscriptionNetwork
 
 FOLDER = Path(__file__).parent / "weights"  # NAME.safetensors and its card, NAME.md
 # Inputs held at once: fewer give the first results sooner, more give all results sooner.
@@ -36,6 +37,9 @@ SEARCHED_FRAMES = {"cpu": 4096, "cuda": 200_000}
 # compiled: none longer than SHORT frames, and in all so many frames. A greedy search takes all
 # inputs together; a beam search takes one after the other.
 SHORT, SMALL_GREEDY, SMALL_BEAM = 100, 5_000, 300
+# The precisions of `train.precision` that a trained network can have.
+Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
+PRODUCT_TYPES = {"32-true": None, "16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 CELLS = 1_000_000  # of padded lattice whose losses are computed at once
 
 
@@ -256,9 +260,21 @@ class Model(TrainedModel):
         times = (shift * self.config.pooling, seconds, (window - shift) / 2)
         return Transcript(*written, *times, path, recording)
 
-    def to(self, device: torch.device | str) -> Model:
-        """Move the network to a device; return the model."""
+    def to(self, device: torch.device | str, precision: Precision = "32-true") -> Model:
+        """Move the network to a device, and set its precision; return the model.
+
+        "bf16-mixed" and "16-mixed" need a GPU: the transcription networks' LSTMs multiply bfloat16
+        or float16 numbers on its tensor cores. Everything else, and the search, stays float32.
+        """
+        if precision not in PRODUCT_TYPES:
+            known = ", ".join(PRODUCT_TYPES)
+            raise ValueError(f"precision must be one of {known}, not {precision!r}")
+        if PRODUCT_TYPES[precision] is not None and torch.device(device).type != "cuda":
+            raise ValueError(f"precision {precision} needs a GPU, not {device}; leave it out there")
         self.network.to(device)
+        for part in self.network.modules():
+            if isinstance(part, TranscriptionNetwork):
+                part.product_type = PRODUCT_TYPES[precision]
         return self
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Path:
