@@ -43,7 +43,7 @@ def emulated_kernels(source, options, names, device):
     loaded = ctypes.CDLL(str(library))
 
     def kernel(name):
-        def launch(grid, threads, arguments, shared=0, together=False):
+        def launch(grid, threads, arguments, shared=0, together=False, stream=None):
             assert shared <= 1 << 17
             values = (ctypes.c_int64 * len(arguments))(*map(_bits, arguments))
             run = getattr(loaded, f"run_{name}")

@@ -29,12 +29,14 @@ def on_the_cpu(monkeypatch):
         def layout(parts, B, D, H, size, device):
             return choose(tensor_cores.layouts(parts, B, D, H, size, PROCESSORS, SHARED))
 
-        def set_all_bits(tensor):
+        def set_all_bits(tensor, stream):
             tensor.view(torch.int16).fill_(-1)
 
         monkeypatch.setattr(tensor_cores, "kernels", emulated_kernels)
         monkeypatch.setattr(tensor_cores, "current", lambda device: nullcontext())
+        monkeypatch.setattr(tensor_cores, "current_stream", lambda device: 0)
         monkeypatch.setattr(tensor_cores, "set_all_bits", set_all_bits)
+        tensor_cores._kernel.cache_clear()
         monkeypatch.setattr(tensor_cores, "_layout", layout)
         monkeypatch.setattr(tensor_cores, "_product", lambda a, b: a.float() @ b.float())
         monkeypatch.setattr(operators, "product_type_for", lambda biases, backend: product_type)

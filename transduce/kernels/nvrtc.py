@@ -211,11 +211,12 @@ def aligned(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
-def set_all_bits(tensor: Tensor) -> None:
-    """Set every bit of a tensor, on the current stream."""
-    stream = ctypes.c_void_p(current_stream(tensor.get_device()))
-    place, words = ctypes.c_void_p(tensor.data_ptr()), tensor.nbytes // 4
-    _check(_driver().cuMemsetD32Async(place, 0xFFFFFFFF, ctypes.c_size_t(words), stream), "a fill")
+def set_all_bits(tensor: Tensor, stream: int) -> None:
+    """Set every bit of a tensor, on the stream of a handle."""
+    handle, place = ctypes.c_void_p(stream), ctypes.c_void_p(tensor.data_ptr())
+    words = ctypes.c_size_t(tensor.nbytes // 4)
+    if code := _driver().cuMemsetD32Async(place, 0xFFFFFFFF, words, handle):
+        _check(code, "a fill")
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from transduce.kernels.backends import is_traced
+from transduce.kernels.backends import have_addresses, is_traced
 from transduce.kernels.nvrtc import tf32_enabled
 from transduce.lstm.reference import cast
 
@@ -80,9 +80,13 @@ def layer(
     with_gradients = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in tensors
     )
-    call: Any = _EagerLayer.apply if with_gradients else run
+    call: Any = run
     if is_traced(biases):
         call = lstm_layer
+    elif with_gradients:
+        # Inside torch.func even the results of plain tensors have no address.
+        plain = have_addresses(x.detach(), biases.detach())
+        call = _DirectLayer.apply if plain else _EagerLayer.apply
     output, last_h, last_s, *_ = call(
         *tensors, backend, with_gradients, product_type_for(biases, backend)
     )
@@ -265,9 +269,14 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[3:])
+    _keep(ctx, inputs, output)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Keep what the gradients need."""
     result, _, _, gates, states, exact = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(gates, states, exact)
     product_type = inputs[10] if len(inputs) > 10 else None
     if result.dtype != gates.dtype or exact.ndim == 4:
         result = exact
@@ -275,9 +284,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.backend, ctx.product_type = inputs[8], product_type
 
 
-def _differentiate(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiate(
+    ctx: Any, *upstream: Tensor | None, direct: bool = False
+) -> tuple[Tensor | None, ...]:
     with_x, saved = ctx.needs_input_grad[0], ctx.saved_tensors
-    call: Any = lstm_layer_backward if is_traced(saved[5]) else _EagerBackward.apply
+    call: Any = _EagerBackward.apply
+    if is_traced(saved[5]):
+        call = lstm_layer_backward
+    elif direct and not torch.is_grad_enabled():  # `_EagerBackward` refuses second derivatives
+        plain = have_addresses(*(part for part in upstream[:3] if part is not None))
+        call = run_backward if plain else call
     grad_x, *grads = call(*upstream[:3], *saved, ctx.backend, with_x, ctx.product_type)
     state = (None, None) if saved[6] is None else grads[4:]
     return grad_x if with_x else None, None, *grads[:4], *state, None, None, None
@@ -293,11 +309,25 @@ lstm_layer.register_autograd(_differentiate, setup_context=_save)
 lstm_layer_backward.register_autograd(_refuse)
 
 
-class _EagerLayer(torch.autograd.Function):
-    """The layer with its autograd formula, for calls that are not compiled.
+class _DirectLayer(torch.autograd.Function):
+    """The layer with its autograd formula, for calls that nothing compiles or transforms.
 
-    A Function takes less time per call than an operator, and torch.func can transform it.
+    Without what torch.func needs, a call takes half the time.
     """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        outputs = run(*inputs)
+        _keep(ctx, inputs, outputs)
+        return outputs[:3]
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        return _differentiate(ctx, *upstream, direct=True)
+
+
+class _EagerLayer(torch.autograd.Function):
+    """The layer with its autograd formula for the transforms of torch.func."""
 
     @staticmethod
     def forward(*arguments: Any) -> Any:

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from transduce.kernels.nvrtc import (
+    Kernel,
     aligned,
     current,
+    current_stream,
     kernels,
     set_all_bits,
     shared_memory,
@@ -211,21 +213,32 @@ def options(layout: Layout, product_type: torch.dtype, half_output: bool) -> tup
 
 def _through_time(
     layout: Layout, product_type: torch.dtype, half_output: bool, B: int, N: int, D: int,
-    device: int, arguments: tuple[Tensor | None, ...],
+    device: int, stream: int, arguments: tuple[Tensor | None, ...],
 ) -> None:  # fmt: skip
     """Launch the kernel that loops over the frames."""
-    name = NAMES[layout.parts]
-    [kernel] = kernels(SOURCE, options(layout, product_type, half_output), (name,), device)
+    kernel, shared = _kernel(layout, product_type, half_output, device)
     for first in range(0, D, layout.directions):
         kernel(
             (layout.directions * layout.groups * layout.blocks, 1),
             32 * WARPS,
             (*arguments, B, N, D, layout.rows, layout.groups, first),
-            shared=layout.shared,
+            shared=shared,
             together=True,
+            stream=stream,
         )
 
 
+@cache
+def _kernel(
+    layout: Layout, product_type: torch.dtype, half_output: bool, device: int
+) -> tuple[Kernel, int]:
+    """Return the kernel of a layout and the bytes of its shared memory."""
+    chosen = options(layout, product_type, half_output)
+    [kernel] = kernels(SOURCE, chosen, (NAMES[layout.parts],), device)
+    return kernel, layout.shared
+
+
+@cache
 def _layout(parts: int, B: int, D: int, H: int, size: int, device: int) -> Layout:
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     layout = layout_for(parts, B, D, H, size, processors, shared_memory(device))
@@ -256,6 +269,7 @@ def forward(
     P = padded(H)
     with current(x.device), without_autocast():
         layout = _layout(1, B, D, P, product_type.itemsize, device)
+        stream = current_stream(device)
         biases_, peepholes_ = _pad(biases.reshape(D, 4, H), P), _pad(peepholes, P)
         columns_of_x = _pad_rows(input_weights.reshape(D, 4, H, inputs), P)
         if x.ndim == 2:
@@ -271,12 +285,12 @@ def forward(
         half_output = biases.dtype in HALF_TYPES
         output = biases.new_empty(B, N, D, P, dtype=product_type if half_output else torch.float32)
         before = biases.new_empty(B, N, D, P, dtype=product_type)
-        set_all_bits(before)
+        set_all_bits(before, stream)
         states = gates.new_empty(B, N, D, P) if with_gradients else None
         last_h, last_s = gates.new_empty(D, B, P), gates.new_empty(D, B, P)
         h, s = (None if part is None else _pad(part, P) for part in (h, s))
         _through_time(
-            layout, product_type, half_output, B, N, D, device,
+            layout, product_type, half_output, B, N, D, device, stream,
             (gates, recurrent, peepholes_, added, lengths, h, s, output, before, states, last_h,
              last_s),
         )  # fmt: skip
@@ -312,6 +326,7 @@ def backward(
     P, num_rows = padded(H), B * N
     with current(x.device), without_autocast():
         layout = _layout(4, B, D, P, product_type.itemsize, device)
+        stream = current_stream(device)
         half_output = biases.dtype in HALF_TYPES
         above = None
         if grad_output is not None:
@@ -320,7 +335,7 @@ def backward(
         upstream = (None if part is None else _pad(part, P) for part in (grad_last_h, grad_last_s))
         first_s = None if s is None else _pad(s, P)
         grad_sums = before.new_empty(num_rows, D, 4 * P)
-        set_all_bits(grad_sums)
+        set_all_bits(grad_sums, stream)
         grad_h, grad_s = gates.new_empty(D, B, P), gates.new_empty(D, B, P)
         rest = gates.new_empty(layout.groups, D, 7, P)
         transposed = hidden_weights.reshape(D, 4, H, H).permute(0, 3, 1, 2)
@@ -328,7 +343,7 @@ def backward(
             torch.nn.functional.pad(transposed, (0, 0, 0, 0, 0, P - H)), P, product_type
         )
         _through_time(
-            layout, product_type, half_output, B, N, D, device,
+            layout, product_type, half_output, B, N, D, device, stream,
             (gates, recurrent, _pad(peepholes, P), lengths, first_s, states, above, *upstream,
              grad_sums, grad_h, grad_s, rest),
         )  # fmt: skip
