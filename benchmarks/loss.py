@@ -150,6 +150,10 @@ def peers_of_logits() -> dict[str, Callable[..., Tensor]]:
     ):
         if peer := _module(module):
             found[name] = partial(peer.rnnt_loss, blank=0, reduction="none")
+    if DEVICE == "cuda" and (warp_rnnt := _module("warp_rnnt")):  # it has no CPU version
+        found["warp_rnnt"] = lambda logits, *rest: warp_rnnt.rnnt_loss(
+            logits.log_softmax(-1), *rest, gather=True
+        )
     return found
 
 

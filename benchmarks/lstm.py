@@ -1,12 +1,14 @@
 """Time the peephole LSTM beside torch.nn.LSTM, which has no peepholes (on a GPU it is cuDNN's).
 
 The layer is the paper's: bidirectional, 26 inputs, 128 units in each direction, T 304; on a GPU
-there are larger ones too, also under autocast. Run it as `python benchmarks/lstm.py`.
+there are larger ones too. Run it as `python benchmarks/lstm.py`. On a GPU,
+`python benchmarks/lstm.py --precision tf32 bf16` times the layers that people train today.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
 from functools import partialmethod
 
 import torch
@@ -19,7 +21,7 @@ SHAPES = [(1, 304, 26, 128), (16, 304, 26, 128)]  # B, T, inputs, H
 if DEVICE == "cuda":
     SHAPES += [(64, 304, 26, 128), (64, 304, 80, 256), (64, 400, 80, 512)]
 
-HALF_SHAPES = [  # B, T, inputs, H, directions
+LAYERS = [  # B, T, inputs, H, directions
     (16, 1024, 768, 768, 1),
     (32, 1000, 640, 640, 1),
     (64, 400, 1024, 1024, 1),
@@ -49,16 +51,32 @@ def forward(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
 
 
 def forward_and_backward(
-    model: nn.Module, x: torch.Tensor, upstream: torch.Tensor
+    model: nn.Module, x: torch.Tensor, upstream: torch.Tensor, others: Sequence[torch.Tensor] = ()
 ) -> Callable[[], object]:
-    """Return a function that runs the model and computes the gradients of its weights."""
-    weights = list(model.parameters())
+    """Return a function that runs the model and computes the gradients of weights and `others`."""
+    weights = [*model.parameters(), *others]
     return lambda: torch.autograd.grad(model(x)[0], weights, upstream)
 
 
+PRECISIONS = ("float32", "tf32", "bf16", "fp16")
+
+
 def main() -> None:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--precision", choices=PRECISIONS, nargs="+", default=[])
+    precisions = parser.parse_args().precision
+    if precisions and DEVICE != "cuda":
+        parser.error("--precision needs a GPU")
     print(machine())
     torch.manual_seed(0)
+    for precision in precisions:
+        layers(precision)
+    if not precisions:
+        paper()
+
+
+def paper() -> None:
+    """Time the paper's layer, and others, in float32."""
     for B, T, inputs, H in SHAPES:
         models = {
             "PeepholeLSTM": PeepholeLSTM(inputs, H, bidirectional=True),
@@ -92,34 +110,37 @@ def main() -> None:
             ["contender", *columns],
             rows,
         )
-    if DEVICE == "cuda":
-        half_precision()
 
 
-def half_precision() -> None:
-    """Time layers under autocast, where PyTorch runs cuDNN's in float16 whatever the type."""
+def layers(precision: str) -> None:
+    """Time larger layers in one precision; the gradients are those of x and all weights.
+
+    Under autocast PyTorch runs nn.LSTM in float16 whatever the type.
+    """
+    if precision in ("float32", "tf32"):
+        switch = "tf32" if precision == "tf32" else "ieee"
+        torch.backends.cuda.matmul.fp32_precision = switch
+        torch.backends.cudnn.rnn.fp32_precision = switch
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     rows = []
-    for B, T, inputs, H, D in HALF_SHAPES:
-        x = torch.randn(B, T, inputs, device=DEVICE)
+    for B, T, inputs, H, D in LAYERS:
+        x = torch.randn(B, T, inputs, device=DEVICE, requires_grad=True)
         upstream = torch.randn(B, T, D * H, device=DEVICE)
-        ours = PeepholeLSTM(inputs, H, bidirectional=D == 2).to(DEVICE)
-        theirs = nn.LSTM(inputs, H, bidirectional=D == 2, batch_first=True).to(DEVICE)
-        calls = []
-        for model, dtype in (
-            (ours, torch.bfloat16),
-            (ours, torch.float16),
-            (theirs, torch.float16),
-        ):
-            gradient = upstream.to(dtype) if model is theirs else upstream
-            pair = forward(model, x), forward_and_backward(model, x, gradient)
-            calls.append([torch.autocast("cuda", dtype)(call) for call in pair])
-        times = [
-            medians(dict(zip("abc", kind, strict=True)), 1) for kind in zip(*calls, strict=True)
-        ]
-        cells = [f"{f:.2f} / {fb:.2f}" for f, fb in zip(*(t.values() for t in times), strict=True)]
+        contenders: dict[str, nn.Module] = {
+            "ours": PeepholeLSTM(inputs, H, bidirectional=D == 2),
+            "theirs": nn.LSTM(inputs, H, bidirectional=D == 2, batch_first=True),
+        }
+        pairs = {}
+        for name, model in contenders.items():
+            gradient = upstream.half() if half and name == "theirs" else upstream
+            pair = forward(model.to(DEVICE), x), forward_and_backward(model, x, gradient, [x])
+            context = torch.autocast("cuda", half or torch.bfloat16, enabled=half is not None)
+            pairs[name] = [context(call) for call in pair]
+        times = [medians({name: pair[i] for name, pair in pairs.items()}, 1) for i in (0, 1)]
+        cells = [f"{times[0][name]:.2f} / {times[1][name]:.2f}" for name in contenders]
         rows.append([f"B {B}, T {T}, {inputs} -> {H} x {D}", *cells])
-    columns = ["layer", "bfloat16", "float16", "nn.LSTM, float16"]
-    show("Autocast: forward / forward and backward, ms", columns, rows)
+    columns = ["layer", "PeepholeLSTM", "nn.LSTM, no peepholes"]
+    show(f"{precision}: forward / forward and backward, ms", columns, rows)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import pytest
 from transduce.kernels.nvrtc import _bits
 
 HEADER = Path(__file__).with_name("emulated_block.h")
+INSTRUCTIONS = Path(__file__).with_name("emulated_instructions.h")
+PTX = re.compile(r"// --- PTX instructions;.*?// --- End of the PTX instructions ---", re.DOTALL)
 THREADS = 64  # of a block: patch the module whose kernels are emulated
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here")
 
@@ -21,6 +23,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there i
 def emulated_kernels(source, options, names, device):
     """Return functions that run the named kernels on CPU tensors, with few threads a block."""
     source = re.sub(r"extern __shared__ [^;]*;", "", source)
+    source = PTX.sub(f'#include "{INSTRUCTIONS}"', source)
     doors = ""
     for name in names:
         parameters = re.search(rf" {name}\(([^)]*)\) {{", source)[1].split(",")
@@ -40,7 +43,7 @@ def emulated_kernels(source, options, names, device):
     loaded = ctypes.CDLL(str(library))
 
     def kernel(name):
-        def launch(grid, threads, arguments, shared=0, together=False):
+        def launch(grid, threads, arguments, shared=0, together=False, stream=None):
             assert shared <= 1 << 17
             values = (ctypes.c_int64 * len(arguments))(*map(_bits, arguments))
             run = getattr(loaded, f"run_{name}")

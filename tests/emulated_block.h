@@ -51,15 +51,23 @@ static T __shfl_xor_sync(unsigned, T value, int mask) {
   return from_lane(value, (threadIdx.x % 32) ^ mask);
 }
 static unsigned __ballot_sync(unsigned, bool bit) {
+  slots[self()] = bit;
+  wait_at(1);
   unsigned all = 0;
-  for (int lane = 0; lane < 32; lane++) all |= (unsigned)from_lane((int)bit, lane) << lane;
+  for (int lane = 0; lane < 32; lane++) all |= (unsigned)slots[self() / 32 * 32 + lane] << lane;
+  wait_at(1);
   return all;
 }
+static bool __any_sync(unsigned mask, bool bit) { return __ballot_sync(mask, bit); }
+static void __nanosleep(unsigned) {}
+#define __expf(x) std::exp((float)(x))
+static float __fdividef(float x, float y) { return x / y; }
 static int __popc(unsigned x) { return __builtin_popcount(x); }
 template <class A, class B>
 static B of_bits(A a) { B b; memcpy(&b, &a, sizeof b); return b; }
 static double __longlong_as_double(long long x) { return of_bits<long long, double>(x); }
 static long long __double_as_longlong(double x) { return of_bits<double, long long>(x); }
+static float __uint_as_float(unsigned x) { return of_bits<unsigned, float>(x); }
 static float __int_as_float(int x) { return of_bits<int, float>(x); }
 template <class T> static T atomicAdd(T *at, T x) { T was = *at; *at += x; return was; }
 template <class T> static T atomicMin(T *at, T x) { T was = *at; *at = min(was, x); return was; }

@@ -76,6 +76,14 @@ def errors(found, exact):
     return {name: float((found[name].double() - exact[name]).abs().max()) for name in exact}
 
 
+def relative_errors(found, exact):
+    """Return the error of each result, relative to the norm of the exact one."""
+    return {
+        name: float((found[name].double() - numbers).norm() / numbers.norm().clamp(min=1e-30))
+        for name, numbers in exact.items()
+    }
+
+
 def assert_as_exact_as_the_reference(backend, *arguments):
     """Assert that no error exceeds twice that of the float32 reference, plus 1e-6."""
     exact = results("reference", torch.float64, *arguments)

@@ -503,6 +503,16 @@ def test_a_gpu_that_is_not_there_is_one_sentence(folder, monkeypatch):
         assert "--device is cuda, but PyTorch finds no CUDA GPU here" in sentence
 
 
+@pytest.mark.parametrize("command", ["transcribe", "evaluate"])
+def test_a_precision_that_needs_a_gpu_is_refused_without_one(folder, command):
+    options = ("--device", "cpu", "--precision", "bf16-mixed")
+    done = transduce(command, "runs/transducer", *options, folder=folder)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (
+        done.stderr == "transduce: precision bf16-mixed needs a GPU, not cpu; leave it out there\n"
+    )
+
+
 def test_the_recipes_that_ship_are_listed_and_trained_by_name(tmp_path):
     done = transduce("recipes", folder=tmp_path)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 12

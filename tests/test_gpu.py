@@ -28,7 +28,7 @@ from lattices import (
 from lstms import SHAPES as LSTM_SHAPES
 from lstms import assert_as_exact_as_the_reference as assert_lstm_as_exact
 from lstms import assert_same_bits as assert_same_results
-from lstms import problem, results
+from lstms import problem, relative_errors, results
 from torch.testing import assert_close
 
 import transduce
@@ -557,16 +557,17 @@ PeepholeLSTM(3, 20).cuda()(x)[0].sum().backward()
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# --- The LSTM in half precision -----------------------------------------------------------------
+# --- The LSTM on tensor cores -------------------------------------------------------------------
 
 HALVES = [torch.float16, torch.bfloat16]
 # The relative errors are those of rounding: 2^-11 and 2^-8, some of them several times.
 ROUNDING = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-HALF_SHAPES = {
+TF32_ROUNDING = 2e-3  # of as many bits as float16
+ROUNDED_SHAPES = {
     name: LSTM_SHAPES[name]
     for name in ("one number", "one input", "ragged both ways", "all of length zero", "one id")
 }
-HALF_SHAPES |= {
+ROUNDED_SHAPES |= {
     "more than a tile of sequences": (70, 6, 5, 128, 1, True, [b % 7 for b in range(70)]),
     "several chunks": (500, 3, 4, 96, 1, True, [b % 4 for b in range(500)]),
     "320": (33, 7, 80, 320, 1, True, [1 + b % 7 for b in range(33)]),
@@ -585,20 +586,12 @@ def half_results(dtype, parameters, *arguments):
         return results("cuda", torch.float32, *arguments)
 
 
-def relative_errors(found, exact):
-    """Return the error of each result, relative to the norm of the exact one."""
-    return {
-        name: float((found[name].double() - numbers).norm() / numbers.norm().clamp(min=1e-30))
-        for name, numbers in exact.items()
-    }
-
-
 @pytest.mark.parametrize(
     "dtype, parameters",
     [(torch.float16, False), (torch.bfloat16, False), (torch.bfloat16, True)],
     ids=["float16", "bfloat16", "parameters in bfloat16"],
 )
-@pytest.mark.parametrize("shape", HALF_SHAPES.values(), ids=HALF_SHAPES)
+@pytest.mark.parametrize("shape", ROUNDED_SHAPES.values(), ids=ROUNDED_SHAPES)
 def test_the_lstm_of_half_precision_errs_by_rounding_alone(shape, dtype, parameters):
     model, x, *rest = problem(*shape)
     if parameters:
@@ -610,42 +603,85 @@ def test_the_lstm_of_half_precision_errs_by_rounding_alone(shape, dtype, paramet
     assert not bad
 
 
-@pytest.mark.parametrize("B, N, I, H", [(16, 1000, 40, 256), (32, 100, 80, 640)])
-def test_the_lstm_of_half_precision_is_as_exact_as_cudnns(B, N, I, H):  # noqa: E741
+@pytest.mark.parametrize("shape", ROUNDED_SHAPES.values(), ids=ROUNDED_SHAPES)
+def test_the_lstm_in_tf32_errs_by_rounding_alone(shape, tf32):
+    arguments = problem(*shape)
+    exact = results("reference", torch.float64, *arguments)
+    errors = relative_errors(results("cuda", torch.float32, *arguments), exact)
+    assert not {name: error for name, error in errors.items() if not error <= TF32_ROUNDING}
+
+
+NAMES = {
+    "input_weights": "weight_ih_l0",
+    "hidden_weights": "weight_hh_l0",
+    "biases": "bias_ih_l0",
+}
+
+
+def call_lstm(lstm, x, upstream, dtype):
+    """Return the output and gradients of a PeepholeLSTM or nn.LSTM in a type, as float64."""
+    layer, names = lstm, NAMES.values()
+    if isinstance(lstm, PeepholeLSTM):
+        layer, names = lstm.layers[0], NAMES
+    lstm.to("cuda", dtype)
+    inputs, weights = x.to(dtype).requires_grad_(), [getattr(layer, name) for name in names]
+    output = lstm(inputs)[0]
+    grads = torch.autograd.grad(output, [inputs, *weights], upstream.to(dtype))
+    return [t.detach().double().flatten() for t in (output, *grads)]
+
+
+def lstm_and_cudnns(I, H, weights_type):  # noqa: E741
+    """Return a PeepholeLSTM without peepholes and an nn.LSTM of the same weights."""
     torch.manual_seed(0)
     model, other = PeepholeLSTM(I, H), torch.nn.LSTM(I, H, batch_first=True)
-    names = {
-        "input_weights": "weight_ih_l0",
-        "hidden_weights": "weight_hh_l0",
-        "biases": "bias_ih_l0",
-    }
     with torch.no_grad():
         model.layers[0].peepholes.zero_()
         other.bias_hh_l0.zero_()
         for weights in model.parameters():
-            weights.copy_(weights.bfloat16().half())  # both types hold them
-        for ours, theirs in names.items():
+            weights.copy_(weights.to(weights_type))
+        for ours, theirs in NAMES.items():
             getattr(other, theirs).copy_(getattr(model.layers[0], ours)[0])
+    return model, other
+
+
+def assert_as_exact_as_cudnns(made, theirs, exact, factor):
+    for name, *numbers in zip(("output", "x", *NAMES), made, theirs, exact, strict=True):
+        found, other, right = numbers
+        errors = float((found - right).norm()), float((other - right).norm())
+        assert errors[0] <= factor * errors[1], (name, *errors)
+
+
+LSTMS = [(16, 1000, 40, 256), (32, 100, 80, 640)]  # B, N, inputs, H
+
+
+@pytest.mark.parametrize("B, N, I, H", LSTMS)
+def test_the_lstm_of_half_precision_is_as_exact_as_cudnns(B, N, I, H):  # noqa: E741
+    model, other = lstm_and_cudnns(I, H, torch.bfloat16)  # float16 holds such weights too
     x, upstream = (torch.randn(B, N, size, device="cuda").bfloat16() for size in (I, H))
-
-    def call(lstm, layer, names, dtype):
-        lstm.to("cuda", dtype)
-        inputs, weights = x.to(dtype).requires_grad_(), [getattr(layer, name) for name in names]
-        output = lstm(inputs)[0]
-        grads = torch.autograd.grad(output, [inputs, *weights], upstream.to(dtype))
-        return [t.detach().double().flatten() for t in (output, *grads)]
-
-    own = model.layers[0]
-    exact = call(model.double(), own, names, torch.float64)
-    allowed = call(other, other, names.values(), torch.float16)
+    exact = call_lstm(model, x, upstream, torch.float64)
+    allowed = call_lstm(other, x, upstream, torch.float16)
     # bfloat16 rounds to 8 bits, float16 to 11.
     for dtype, factor in ((torch.bfloat16, 16), (torch.float16, 2)):
-        made = call(model, own, names, dtype)
-        for name, found, theirs, right in zip(
-            ("output", "x", *names), made, allowed, exact, strict=True
-        ):
-            errors = float((found - right).norm()), float((theirs - right).norm())
-            assert errors[0] <= factor * errors[1], (dtype, name, *errors)
+        made = call_lstm(model, x, upstream, dtype)
+        assert_as_exact_as_cudnns(made, allowed, exact, factor)
+
+
+@pytest.fixture
+def tf32_in_cudnn():
+    before = torch.backends.cudnn.rnn.fp32_precision
+    torch.backends.cudnn.rnn.fp32_precision = "tf32"
+    yield
+    torch.backends.cudnn.rnn.fp32_precision = before
+
+
+@pytest.mark.parametrize("B, N, I, H", LSTMS)
+def test_the_lstm_in_tf32_is_as_exact_as_cudnns(B, N, I, H, tf32, tf32_in_cudnn):  # noqa: E741
+    model, other = lstm_and_cudnns(I, H, torch.float32)
+    x, upstream = (torch.randn(B, N, size, device="cuda") for size in (I, H))
+    exact = call_lstm(model, x, upstream, torch.float64)
+    made = call_lstm(model, x, upstream, torch.float32)
+    theirs = call_lstm(other, x, upstream, torch.float32)
+    assert_as_exact_as_cudnns(made, theirs, exact, 2)
 
 
 @pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
@@ -710,6 +746,72 @@ def test_a_compiled_lstm_of_half_precision_has_the_same_bits():
     assert all(map(torch.equal, *pairs))
     with torch.no_grad():
         assert not torch.equal(model(x)[0], expected)  # float32 without autocast
+
+
+@pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
+def test_the_lstm_in_tf32_never_reads_its_padding(ids, tf32):
+    lengths = [3, 9, 0, 1, 8]
+    model, x, lengths, state, (above, *rest) = problem(5, 9, 4, 20, 2, True, lengths, ids)
+    expected = results("cuda", torch.float32, model, x, lengths, state, (above, *rest))
+    padding = torch.arange(9) >= lengths[:, None]
+    x[padding] = 10**6 if ids else torch.nan
+    above[padding] = 7.0
+    found = results("cuda", torch.float32, model, x, lengths, state, (above, *rest))
+    assert_same_results(found, expected)
+    assert (found["output"][padding] == 0).all()
+    assert ids or (found["grad x"][padding] == 0).all()
+
+
+def test_the_lstm_in_tf32_is_the_same_from_run_to_run_and_on_any_stream(tf32):
+    arguments = problem(33, 40, 5, 128, 2, True, [40 - b for b in range(33)])
+    first = results("cuda", torch.float32, *arguments)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert_same_results(results("cuda", torch.float32, *arguments), first)
+
+
+def test_a_frame_that_is_not_a_number_does_not_stop_the_lstm_in_tf32(tf32):
+    model = PeepholeLSTM(3, 128, bidirectional=True).cuda()
+    x = torch.randn(2, 5, 3, device="cuda")
+    x.view(torch.int32)[1, 2, 0] = -1
+    state = torch.zeros(2, 2, 128, device="cuda")
+    state.view(torch.int32).fill_(-1)
+    assert model(x)[0].isnan().any() and not model(x)[0].isnan().all()
+    output, _ = model(x.nan_to_num(), state=(state, state))
+    output.sum().backward()
+    assert output.isnan().all()
+
+
+def test_a_compiled_lstm_follows_the_switch_of_tf32(tf32):
+    model, x = PeepholeLSTM(4, 20, 2, True).cuda(), torch.randn(3, 5, 4, device="cuda")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    expected, found = model(x)[0], compiled(x)[0]
+    assert torch.equal(found, expected)
+    weights = list(model.parameters())
+    pairs = (torch.autograd.grad(output.sum(), weights) for output in (found, expected))
+    assert all(map(torch.equal, *pairs))
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    full = compiled(x)[0]
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    assert not torch.equal(full, expected)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_a_model_of_mixed_precision_searches_in_float32(precision):
+    torch.manual_seed(0)
+    model = transduce.load("english-phone-recogniser").to("cuda")
+    frames, lengths = torch.randn(3, 40, 40, device="cuda"), torch.tensor([40, 7, 22]).cuda()
+    network = model.network.transcription_network
+    with torch.no_grad():
+        exact, _ = network(frames, lengths)
+        model.to("cuda", precision)
+        found, _ = network(frames, lengths)
+        again = model.to("cuda").network.transcription_network(frames, lengths)[0]
+    assert found.dtype == torch.float32 and torch.equal(again, exact)
+    error = float((found - exact).norm() / exact.norm())
+    assert 0 < error < 2e-2
+    model.to("cuda", precision)
+    for hypothesis in greedy_search(model.network, frames, lengths):
+        assert isinstance(hypothesis.log_prob, float)
 
 
 # --- Together -----------------------------------------------------------------------------------

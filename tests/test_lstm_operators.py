@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from transduce import PeepholeLSTM, Transducer
-from transduce.lstm import cpu, half, operators
+from transduce.lstm import cpu, operators, tensor_cores
 from transduce.lstm.operators import lstm_layer, lstm_layer_backward
 
 
@@ -58,11 +58,11 @@ def test_the_backward_operator_is_registered_as_it_behaves(kind, dtype):
 
 
 @pytest.fixture
-def half_on_the_cpu(monkeypatch):
-    """Let the kernels of half precision be those of the CPU, with padded units."""
+def tensor_cores_on_the_cpu(monkeypatch):
+    """Let the kernels for tensor cores be those of the CPU, with padded units."""
 
     def pad(tensor, units, dtype=torch.float32):
-        return torch.nn.functional.pad(tensor, (0, half.padded(units) - units)).to(dtype)
+        return torch.nn.functional.pad(tensor, (0, tensor_cores.padded(units) - units)).to(dtype)
 
     def forward(*arguments):
         *arguments, dtype = arguments
@@ -79,31 +79,57 @@ def half_on_the_cpu(monkeypatch):
         output = output[..., :H].flatten(2).float()
         return cpu.backward(*tensors, output, gates, states[..., :H], with_x)
 
-    monkeypatch.setattr(half, "fits", lru_cache(lambda H, D, device: True))
-    monkeypatch.setattr(half, "forward", forward)
-    monkeypatch.setattr(half, "backward", backward)
+    monkeypatch.setattr(operators, "tf32_enabled", lambda: True)
+    monkeypatch.setattr(tensor_cores, "fits", lru_cache(lambda H, D, size, device: True))
+    monkeypatch.setattr(tensor_cores, "forward", forward)
+    monkeypatch.setattr(tensor_cores, "backward", backward)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_the_operator_of_half_precision_is_registered_as_it_behaves(kind, half_on_the_cpu):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "TF32"])
+def test_the_operator_on_tensor_cores_is_registered_as_it_behaves(
+    dtype, kind, tensor_cores_on_the_cpu
+):
     tensors = arguments(**kind)
-    torch.library.opcheck(lstm_layer, (*tensors, "cpu", True, torch.bfloat16))
+    torch.library.opcheck(lstm_layer, (*tensors, "cpu", True, dtype))
     without = [None if t is None else t.detach() for t in tensors]
-    torch.library.opcheck(lstm_layer, (*without, "cpu", False, torch.bfloat16))
+    torch.library.opcheck(lstm_layer, (*without, "cpu", False, dtype))
+
+
+def test_a_switch_of_tf32_between_the_passes_does_no_harm(tensor_cores_on_the_cpu, monkeypatch):
+    tensors = arguments(**KINDS["both ways"])
+    for first, second in ((True, False), (False, True)):
+        monkeypatch.setattr(operators, "tf32_enabled", lambda on=first: on)
+        output, *_ = operators._EagerLayer.apply(*tensors, "cpu", True, torch.float32)
+        monkeypatch.setattr(operators, "tf32_enabled", lambda on=second: on)
+        output.sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_and_parameters_choose_half_precision_on_a_gpu_alone(dtype, monkeypatch):
     single, double = torch.zeros(1, 4), torch.zeros(1, 4, dtype=torch.float64)
-    assert operators.half_type(single, "cuda") is None
-    assert operators.half_type(single.to(dtype), "cuda") == dtype
-    assert operators.half_type(single.to(dtype), "cpu") is None
+    assert operators.product_type_for(single, "cuda") == torch.float32
+    assert operators.product_type_for(single.to(dtype), "cuda") == dtype
+    assert operators.product_type_for(single.to(dtype), "cpu") is None
     # PyTorch does not enable CUDA's autocast where there is no GPU.
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: device_type == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device_type: dtype)
-    assert operators.half_type(single, "cuda") == dtype
-    assert operators.half_type(double, "cuda") is None
-    assert operators.half_type(single, "cpu") is None
+    assert operators.product_type_for(single, "cuda") == dtype
+    assert operators.product_type_for(double, "cuda") is None
+    assert operators.product_type_for(single, "cpu") is None
+
+
+def test_float32_is_multiplied_on_tensor_cores_only_if_tf32_is_enabled(monkeypatch):
+    monkeypatch.setattr(tensor_cores, "fits", lru_cache(lambda H, D, size, device: True))
+    biases, before = torch.zeros(1, 4), torch.backends.cuda.matmul.fp32_precision
+    try:
+        for switch in ("tf32", "ieee"):
+            torch.backends.cuda.matmul.fp32_precision = switch
+            assert operators.on_tensor_cores(torch.float32, biases) == (switch == "tf32")
+            assert operators.on_tensor_cores(torch.bfloat16, biases)
+            assert not operators.on_tensor_cores(None, biases)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def batch(ids=False):

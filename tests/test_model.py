@@ -23,6 +23,7 @@ from transduce.architectures import NetworkConfig, Transducer, build_network
 from transduce.audio.features import FeatureSettings, Statistics
 from transduce.data.batches import Batch
 from transduce.data.pairs import DataError, Notation
+from transduce.decoding.ensemble import Ensemble
 from transduce.model import model as module
 from transduce.model.checkpoint import CheckpointError, TrainedModel, save_model
 from transduce.model.model import Model, load
@@ -581,3 +582,22 @@ def test_samples_that_are_no_sound_are_refused(samples, said):
 def test_an_option_that_a_model_does_not_have_is_named(pronouncer):
     with pytest.raises(TypeError, match="a model has no option beam; the options are beam_width"):
         pronouncer("ab", beam=3)
+
+
+def test_a_precision_for_gpus_is_refused_on_the_cpu(pronouncer):
+    with pytest.raises(ValueError, match="precision bf16-mixed needs a GPU, not cpu; leave it out"):
+        pronouncer.to("cpu", "bf16-mixed")
+    with pytest.raises(ValueError, match="precision must be one of 32-true, 16-mixed, bf16-mixed"):
+        pronouncer.to("cpu", "bf16")
+    assert pronouncer.to("cpu") is pronouncer
+
+
+def test_a_precision_is_that_of_every_transcription_network(pronouncer, monkeypatch):
+    ensemble = Ensemble([Transducer(4, 3, 5), Transducer(4, 3, 6)])
+    model = replace(pronouncer, network=ensemble)
+    monkeypatch.setattr(ensemble, "to", lambda device: ensemble)  # there may be no GPU
+    networks = [member.transcription_network for member in ensemble.members]
+    model.to("cuda", "bf16-mixed")
+    assert [network.product_type for network in networks] == [torch.bfloat16] * 2
+    model.to("cuda")
+    assert [network.product_type for network in networks] == [None] * 2

@@ -15,7 +15,7 @@ from transduce.decoding import utterances
 from transduce.kernels import nvrtc, sentinels
 from transduce.lattice import cuda as lattice
 from transduce.lstm import cuda as lstm
-from transduce.lstm import half
+from transduce.lstm import tensor_cores
 
 B200, H200, A100, T4 = (10, 0), (9, 0), (8, 0), (7, 5)  # compute capabilities
 SHARED = {
@@ -63,18 +63,25 @@ def test_the_lstm_compiles(parts, B, H, dtype, capability):
     assert all(name.encode() in code for name in lstm.NAMES[parts])
 
 
-HALVES = [(B, H, torch.bfloat16, H200) for B, H in ((1, 1), (64, 512), (7, 900), (300, 1024))]
-HALVES += [(64, 320, torch.float16, H200), (64, 320, torch.bfloat16, A100)]
-HALVES += [(3, 33, torch.float16, A100), (64, 320, torch.bfloat16, B200)]
+ROUNDED = [(B, H, torch.bfloat16, H200) for B, H in ((1, 1), (64, 512), (7, 900), (300, 1024))]
+ROUNDED += [(64, 320, torch.float16, H200), (64, 320, torch.bfloat16, A100)]
+ROUNDED += [(3, 33, torch.float16, A100), (64, 320, torch.bfloat16, B200)]
+# float32 stands for TF32.
+ROUNDED += [(B, H, torch.float32, H200) for B, H in ((1, 1), (64, 512), (7, 900), (300, 1024))]
+ROUNDED += [(64, 320, torch.float32, A100), (3, 700, torch.float32, A100)]
+ROUNDED += [(64, 320, torch.float32, B200)]
 
 
-@pytest.mark.parametrize("B, H, dtype, capability", HALVES)
+@pytest.mark.parametrize("B, H, dtype, capability", ROUNDED)
 @pytest.mark.parametrize("parts", [1, 4], ids=["forward", "back"])
-def test_the_lstm_of_half_precision_compiles(parts, B, H, dtype, capability):
-    layout = half.layout_for(parts, B, 2, half.padded(H), 108, SHARED[capability])
-    for half_output in (False, True):
-        options = half.options(layout, dtype, half_output)
-        assert half.NAMES[parts].encode() in nvrtc.compile_cuda(half.SOURCE, options, capability)
+def test_the_lstm_on_tensor_cores_compiles(parts, B, H, dtype, capability):
+    P, room = tensor_cores.padded(H), SHARED[capability]
+    layout = tensor_cores.layout_for(parts, B, 2, P, dtype.itemsize, 108, room)
+    for half_output in {False, dtype.itemsize == 2}:
+        options = tensor_cores.options(layout, dtype, half_output)
+        assert tensor_cores.NAMES[parts].encode() in nvrtc.compile_cuda(
+            tensor_cores.SOURCE, options, capability
+        )
 
 
 @pytest.mark.parametrize("capability", [H200, A100, T4])
@@ -196,21 +203,25 @@ def test_a_layer_that_no_plan_fits_is_refused():
 @pytest.mark.parametrize("D", [1, 2])
 @pytest.mark.parametrize("H", [32, 64, 320, 512, 704, 1024, 1216])
 def test_a_layout_covers_all_units_and_sequences_and_runs_at_once(H, D, processors):
-    for parts, B in product((1, 4), (1, 3, 64, 100, 1000)):
-        for found in half.layouts(parts, B, D, H, processors, SHARED[H200]):
+    for parts, B, size in product((1, 4), (1, 3, 64, 100, 1000), (2, 4)):
+        for found in tensor_cores.layouts(parts, B, D, H, size, processors, SHARED[H200]):
             assert found.units * found.blocks == H
             assert found.rows * found.groups >= B > found.rows * (found.groups - 1)
             assert found.directions * found.groups * found.blocks <= processors
-            assert found.share * half.WARPS * half.WIDTH >= parts * H
+            assert found.share * tensor_cores.WARPS * tensor_cores.STEP >= parts * H * size
+            assert 0 <= found.resident <= found.share
             assert found.shared <= SHARED[H200]
 
 
-def test_a_gpu_without_tensor_cores_for_bfloat16_or_without_room_computes_in_float32(monkeypatch):
-    half.fits.cache_clear()
-    monkeypatch.setattr(half, "shared_memory", lambda device: SHARED[A100])
+def test_a_gpu_without_such_tensor_cores_or_without_room_computes_in_float32(monkeypatch):
+    tensor_cores.fits.cache_clear()
+    monkeypatch.setattr(tensor_cores, "shared_memory", lambda device: SHARED[A100])
     properties = SimpleNamespace(multi_processor_count=108)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    for capability, H, expected in ((T4, 32, False), (A100, 32, True), (A100, 4000, False)):
+    cases = (T4, 32, 2, False), (T4, 32, 4, False), (A100, 32, 2, True), (A100, 32, 4, True)
+    cases += (A100, 700, 2, True), (A100, 700, 4, True), (A100, 1024, 2, True)
+    cases += (A100, 1024, 4, False), (A100, 4000, 2, False)
+    for capability, H, size, expected in cases:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
-        assert half.fits(H, 2, 0) == expected
-        half.fits.cache_clear()
+        assert tensor_cores.fits(H, 2, size, 0) == expected, (H, size)
+        tensor_cores.fits.cache_clear()

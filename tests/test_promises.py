@@ -22,7 +22,8 @@ ORDER = [
     *("kernels.simd.functions", "kernels.simd.products", "kernels.simd", "kernels.sentinels"),
     "kernels.backends",
     *("kernels.nvrtc", "kernels"),
-    *("lstm.reference", "lstm.eager", "lstm.cpu", "lstm.cuda", "lstm.half", "lstm.operators"),
+    *("lstm.reference", "lstm.eager", "lstm.cpu", "lstm.cuda", "lstm.tensor_cores"),
+    "lstm.operators",
     *("lstm.layer", "lstm", "networks"),
     *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
     *(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -77,8 +79,12 @@ class TranscriptionNetwork(nn.Module):
     ids [B, T] of one-hot vectors, id 0 being the vector of zeros. `pooling` n > 1 averages the
     first layer's outputs over every n frames, so that all later sequences are n times shorter; the
     last average may be of fewer frames. A forward network with a `lookahead` of n > 0 reads each
-    vector together with the n vectors to its right, so that f depends on no input further ahead.
+    vector together with the n vectors to its right, so that f depends on no input further ahead. If
+    `product_type` is torch.bfloat16 or torch.float16, the LSTMs multiply such numbers on a GPU, as
+    under autocast, and f stays float32.
     """
+
+    product_type: torch.dtype | None = None
 
     def __init__(
         self,
@@ -153,13 +159,20 @@ class TranscriptionNetwork(nn.Module):
             )
         if self.lookahead:
             frames = stack_frames(frames, num_frames, self.lookahead)
-        hidden, _ = self.lstm(frames, num_frames, backend=backend)  # Eqs. 9-10
-        if self.pooling > 1:
-            hidden, num_frames = average_frames(hidden, num_frames, self.pooling)
-        if self.upper_lstm is not None:
-            hidden = nn.functional.dropout(hidden, self.dropout, self.training)
-            hidden, _ = self.upper_lstm(hidden, num_frames, backend=backend)
+        with self._rounding():
+            hidden, _ = self.lstm(frames, num_frames, backend=backend)  # Eqs. 9-10
+            if self.pooling > 1:
+                hidden, num_frames = average_frames(hidden, num_frames, self.pooling)
+            if self.upper_lstm is not None:
+                hidden = nn.functional.dropout(hidden, self.dropout, self.training)
+                hidden, _ = self.upper_lstm(hidden, num_frames, backend=backend)
         return nn.functional.dropout(hidden, self.dropout, self.training), num_frames
+
+    def _rounding(self) -> AbstractContextManager[object]:
+        """Return the autocast of the LSTMs, if there is a type."""
+        if self.product_type is None:
+            return nullcontext()
+        return torch.autocast("cuda", self.product_type)
 
 
 def _check_labels(labels: Tensor, num_labels: int) -> None:

@@ -17,6 +17,7 @@ from transduce.cli.terminal import progress_bar, user_errors
 from transduce.data.pairs import DataError, Pair, skipped_report
 from transduce.evaluation import Evaluation
 from transduce.model.evaluate import evaluate as evaluate_model
+from transduce.model.model import Precision
 from transduce.model.signature import Signature
 from transduce.tables import error_table, results_table
 
@@ -29,6 +30,7 @@ def evaluate(
     beam_width: int = 1,
     search: SearchFlags | None = None,
     device: Device = "auto",
+    precision: Precision = "32-true",
     skip_bad: bool = False,
     form: Annotated[Literal["table", "json"], Parameter(name="--format")] = "table",
 ) -> None:
@@ -57,6 +59,9 @@ def evaluate(
         Further options of the search.
     device
         The device to compute on.
+    precision
+        On a GPU, 16-mixed and bf16-mixed compute the transcription network faster, on tensor cores
+        with float16 or bfloat16 products; the search stays float32.
     skip_bad
         Skip pairs that cannot be read, and print how many there were.
     form
@@ -67,7 +72,7 @@ def evaluate(
         if len(files) > 1:
             raise ValueError(f"{files[0]} and {files[1]} are two files of pairs; give only one")
         pairs = files[0] if files else None
-        row = evaluate_runs(runs, pairs, target, beam_width, search, device, skip_bad)
+        row = evaluate_runs(runs, pairs, target, beam_width, search, device, skip_bad, precision)
         if form == "json":
             print(json.dumps(row.as_dict(), ensure_ascii=False))
         else:
@@ -82,9 +87,10 @@ def evaluate_runs(
     search: SearchFlags | None,
     device: Device,
     skip_bad: bool,
+    precision: Precision = "32-true",
 ) -> Evaluation:
     """Evaluate a run, or several as an ensemble; report skipped pairs on standard error."""
-    model = load_runs(runs, device)
+    model = load_runs(runs, device, precision)
     skipped: list[DataError] | None = [] if skip_bad else None
     options = (search or SearchFlags()).options(model.signature, beam_width, target=target)
     pairs = test_pairs(runs, model, data, target, skipped)

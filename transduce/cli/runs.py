@@ -13,7 +13,7 @@ import torch
 from transduce.data.manifest import read_manifest, read_targets, read_tsv, target_fields
 from transduce.data.pairs import DataError, Pair, check_some_left
 from transduce.model.checkpoint import CONFIG_FILE, MODEL_FILE
-from transduce.model.model import Model, load, model_path
+from transduce.model.model import Model, Precision, load, model_path
 from transduce.model.signature import Signature
 from transduce.settings import RecipeError
 from transduce.training.corpus import DataConfig, read_splits
@@ -34,13 +34,13 @@ def runs_and_files(run: Path, paths: Sequence[Path]) -> tuple[list[Path], list[P
     return runs, files
 
 
-def load_runs(runs: Sequence[Path], device: Device) -> Model:
+def load_runs(runs: Sequence[Path], device: Device, precision: Precision = "32-true") -> Model:
     """Load a run, or a model that ships, onto a device; several are an ensemble."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device is cuda, but PyTorch finds no CUDA GPU here; use --device cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return load(*runs).to(device)
+    return load(*runs).to(device, precision)
 
 
 def test_pairs(

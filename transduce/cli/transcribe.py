@@ -27,7 +27,7 @@ from transduce.data.pairs import DataError, Pair
 from transduce.decoding.options import SearchOptions
 from transduce.files import write_by_rename
 from transduce.model.inputs import line_batches, read_inputs, read_lines_as_they_come, read_sounds
-from transduce.model.model import MOST_INPUTS, Model, load, sorts_by_length
+from transduce.model.model import MOST_INPUTS, Model, Precision, load, sorts_by_length
 from transduce.model.signature import EmptyInput, Signature
 from transduce.model.transcripts import Transcript, join_words, json_lines
 
@@ -54,6 +54,7 @@ def transcribe(
     overwrite: bool = False,
     resume: bool = False,
     device: Device = "auto",
+    precision: Precision = "32-true",
 ) -> None:
     """Transcribe sound, frames or lines of text with a network or an ensemble.
 
@@ -92,10 +93,13 @@ def transcribe(
         Leave out inputs whose files exist in that folder.
     device
         The device to compute on.
+    precision
+        On a GPU, 16-mixed and bf16-mixed compute the transcription network faster, on tensor cores
+        with float16 or bfloat16 products; the search stays float32.
     """
     with user_errors():
         runs, inputs = runs_and_files(run, files)
-        model = load_runs(runs, device)
+        model = load_runs(runs, device, precision)
         if not model.network.reads_input:
             raise ValueError(f"{run} is a prediction network, which has no input to transcribe")
         if not inputs and model.signature.sources is None:
@@ -183,6 +187,8 @@ def recognize(
     output: Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
+    device: Device = "auto",
+    precision: Precision = "32-true",
 ) -> None:
     """Print the phones in speech and their times.
 
@@ -212,6 +218,11 @@ def recognize(
         Replace files that exist in that folder.
     resume
         Leave out sounds whose files exist in that folder, as after a stop.
+    device
+        The device to compute on.
+    precision
+        On a GPU, 16-mixed and bf16-mixed compute the transcription network faster, on tensor cores
+        with float16 or bfloat16 products; the search stays float32.
     """
     for misspelt in (path for path in sounds if str(path).startswith("-") and str(path) != "-"):
         print(
@@ -222,7 +233,7 @@ def recognize(
     with user_errors():
         if not sounds:
             raise ValueError("there is nothing to recognize; give sound files or folders")
-        recogniser = load(model)
+        recogniser = load_runs([Path(model)], device, precision)
         if recogniser.signature.features is None:
             raise ValueError(f"{model} does not take sound; give a model that does")
         options = (search or SearchFlags()).options(

@@ -53,6 +53,17 @@ def is_traced(tensor: Tensor) -> bool:
     return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)
 
 
+def have_addresses(*tensors: Tensor) -> bool:
+    """Return whether kernels can read the tensors. They cannot inside the transforms of torch.func,
+    which wrap tensors in others without memory; PyTorch has no public test for all of these."""
+    try:
+        for tensor in tensors:
+            tensor.data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
 def load(package: str, backend: str) -> ModuleType:
     """Import the module of a backend in `lstm`, `lattice` or `decoding` when it is first used."""
     return import_module(f"transduce.{package}.{backend}")

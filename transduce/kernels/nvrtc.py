@@ -169,6 +169,11 @@ def without_autocast(device_type: str = "cuda") -> AbstractContextManager[Any]:
     return torch.autocast(device_type, enabled=False) if on else nullcontext()
 
 
+def tf32_enabled() -> bool:
+    """Return whether PyTorch's switch lets a GPU's products of float32 numbers be TF32."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
 LOW_BITS = 13  # of a float32's 23 bits of mantissa, those that TF32 leaves out
 
 
@@ -181,7 +186,7 @@ def full_float32_matmul(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tens
     """
     product = torch.bmm if a.ndim == 3 else torch.mm  # half of matmul's time per call
     single = a.is_cuda and a.dtype == torch.float32
-    tf32 = single and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    tf32 = single and tf32_enabled()
     if not tf32 and not torch.is_autocast_enabled(a.device.type):
         return product(a, b, out=out)
     with without_autocast(a.device.type):
@@ -206,11 +211,12 @@ def aligned(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
-def set_all_bits(tensor: Tensor) -> None:
-    """Set every bit of a tensor, on the current stream."""
-    stream = ctypes.c_void_p(current_stream(tensor.get_device()))
-    place, words = ctypes.c_void_p(tensor.data_ptr()), tensor.nbytes // 4
-    _check(_driver().cuMemsetD32Async(place, 0xFFFFFFFF, ctypes.c_size_t(words), stream), "a fill")
+def set_all_bits(tensor: Tensor, stream: int) -> None:
+    """Set every bit of a tensor, on the stream of a handle."""
+    handle, place = ctypes.c_void_p(stream), ctypes.c_void_p(tensor.data_ptr())
+    words = ctypes.c_size_t(tensor.nbytes // 4)
+    if code := _driver().cuMemsetD32Async(place, 0xFFFFFFFF, words, handle):
+        _check(code, "a fill")
 
 
 @cache

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transduce.alphabet import NULL
-from transduce.kernels.backends import is_traced, load
+from transduce.kernels.backends import have_addresses, is_traced, load
 from transduce.lattice.checks import check_labels, check_lengths, check_numbers
 
 if TYPE_CHECKING:
@@ -161,17 +161,6 @@ def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any])
     return getattr(torch.ops.transduce, name).default
 
 
-def _have_addresses(*tensors: Tensor) -> bool:
-    """Return whether kernels can read the tensors. They cannot inside the transforms of torch.func,
-    which wrap tensors in others without memory; PyTorch has no public test for all of these."""
-    try:
-        for tensor in tensors:
-            tensor.data_ptr()
-    except RuntimeError:
-        return False
-    return True
-
-
 class Operator:
     """A function whose first result is differentiable, to call, to trace and to compile.
 
@@ -205,7 +194,7 @@ class Operator:
             if upstream is None:  # the gradient of the loss is zero
                 return (None,) * len(ctx.needs_input_grad)
             saved, options = ctx.saved_tensors, ctx.options
-            direct = eager and (is_plain(*options) or _have_addresses(upstream, *saved))
+            direct = eager and (is_plain(*options) or have_addresses(upstream, *saved))
             found = (backward if direct else backward_operator)(upstream, *saved, *options)
             found = found if isinstance(found, tuple) else (found,)
             return found + (None,) * (len(ctx.needs_input_grad) - len(found))
@@ -251,7 +240,7 @@ class Operator:
     def loss(self, *inputs: Any) -> Tensor:
         """Return the first result alone, in less time if nothing transforms or traces the call."""
         # Inside torch.func even the results of plain tensors have no address.
-        if is_traced(inputs[0]) or not _have_addresses(inputs[0].detach()):
+        if is_traced(inputs[0]) or not have_addresses(inputs[0].detach()):
             return self(*inputs)[0]
         return self.direct.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -8,7 +8,7 @@ chip. Triton can neither keep them there from frame to frame nor let one block w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from transduce.kernels.nvrtc import (
     Kernel,
     aligned,
     current,
+    current_stream,
     kernels,
     set_all_bits,
     shared_memory,
@@ -114,29 +115,36 @@ def helpers(device: int) -> dict[str, Kernel]:
 class _Launches:
     """The kernels of one pass through a layer, and their launches."""
 
-    def __init__(self, parts: int, B: int, N: int, D: int, H: int, like: Tensor) -> None:
-        device = like.get_device()
+    def __init__(self, parts: int, B: int, D: int, H: int, dtype: torch.dtype, device: int) -> None:
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self.size, self.sizes = like.element_size(), (B, N, D)
-        self.plan = plan(parts, B, D, H, self.size, processors, shared_memory(device))
-        loaded = kernels(SOURCE, options(self.plan, H, like.dtype), NAMES[parts], device)
+        self.B, self.D, self.device = B, D, device
+        p = self.plan = plan(parts, B, D, H, dtype.itemsize, processors, shared_memory(device))
+        self.blocks, self.shared = p.directions * p.groups * p.blocks, p.shared(dtype.itemsize)
+        loaded = kernels(SOURCE, options(p, H, dtype), NAMES[parts], device)
         self.kernels: dict[str, Kernel] = dict(zip(NAMES[parts], loaded, strict=True))
 
-    def through_time(self, *arguments: Tensor | None) -> None:
-        """Launch the kernel that loops over the frames."""
+    def through_time(self, stream: int, N: int, *arguments: Tensor | None) -> None:
+        """Launch the kernel that loops over the N frames."""
         p = self.plan
-        for first in range(0, self.sizes[2], p.directions):
+        for first in range(0, self.D, p.directions):
             self.kernels[NAMES[p.parts][0]](
-                (p.directions * p.groups * p.blocks, 1),
+                (self.blocks, 1),
                 THREADS,
-                (*arguments, *self.sizes, p.rows, p.groups, first),
-                shared=p.shared(self.size),
+                (*arguments, self.B, N, self.D, p.rows, p.groups, first),
+                shared=self.shared,
                 together=True,
+                stream=stream,
             )
 
-    def __call__(self, name: str, grid: tuple[int, int], *arguments: Tensor | int | None) -> None:
+    def __call__(
+        self, name: str, stream: int, grid: tuple[int, int], *arguments: Tensor | int | None
+    ) -> None:
         """Launch another kernel."""
-        self.kernels[name](grid, THREADS, arguments)
+        self.kernels[name](grid, THREADS, arguments, stream=stream)
+
+
+# Launches are kept for repeated shapes: to make them costs as much as a launch.
+_launches = lru_cache(maxsize=4096)(_Launches)
 
 
 def forward(
@@ -160,21 +168,23 @@ def forward(
     (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
     H = columns // 4
     with current(x.device), without_autocast():
-        run = _Launches(1, B, N, D, H, biases)
+        run = _launches(1, B, D, H, dtype, x.get_device())
+        stream = current_stream(run.device)
         if x.ndim == 2:
             gates = biases.new_empty(B * N, D * columns)
             run(
-                "look_up", (B * N, 1),
+                "look_up", stream, (B * N, 1),
                 x, lengths, input_weights, biases, gates, N, D * columns, inputs,
             )  # fmt: skip
         else:
             rows = x.view(B * N, inputs)
             gates = torch.addmm(biases.view(-1), rows, input_weights.view(-1, inputs).T)
         output = biases.new_empty(B, N, D * H)
-        set_all_bits(output)
+        set_all_bits(output, stream)
         states = biases.new_empty(B, N, D, H) if with_gradients else None
         last_h, last_s = biases.new_empty(D, B, H), biases.new_empty(D, B, H)
         run.through_time(
+            stream, N,
             gates, hidden_weights, peepholes, lengths, h, s, output, states, last_h, last_s,
         )  # fmt: skip
     if states is None:
@@ -219,15 +229,16 @@ def backward(
     (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
     H, num_rows = columns // 4, B * N
     with current(x.device), without_autocast():
-        run = _Launches(4, B, N, D, H, peepholes)
+        run = _launches(4, B, D, H, dtype, x.get_device())
+        stream = current_stream(run.device)
         grad_sums = peepholes.new_empty(num_rows, D, columns)
-        set_all_bits(grad_sums)
+        set_all_bits(grad_sums, stream)
         before = peepholes.new_empty(num_rows, D, H)
         grad_h, grad_s = peepholes.new_empty(D, B, H), peepholes.new_empty(D, B, H)
         rest = peepholes.new_empty(run.plan.groups, D, 7, H)
         transposed = hidden_weights.view(D, 4, H, H).transpose(2, 3).contiguous()
         run.through_time(
-            gates, transposed, peepholes, lengths, h, s, output, states, *upstream,
+            stream, N, gates, transposed, peepholes, lengths, h, s, output, states, *upstream,
             grad_sums, before, grad_h, grad_s, rest,
         )  # fmt: skip
         # One product for each direction: cuBLAS splits a long sum, but not in a batched product.
@@ -239,7 +250,7 @@ def backward(
         if x.ndim == 2:
             grad_input = torch.empty_like(input_weights)
             run(
-                "look_up_gradient", (inputs, -(-D * columns // THREADS)),
+                "look_up_gradient", stream, (inputs, -(-D * columns // THREADS)),
                 x, flat, grad_input, num_rows, D * columns, inputs,
             )  # fmt: skip
         else:
@@ -247,7 +258,7 @@ def backward(
             if lengths is not None:
                 clean = torch.empty_like(x)
                 run(
-                    "without_padding", (-(-x.numel() // THREADS), 1),
+                    "without_padding", stream, (-(-x.numel() // THREADS), 1),
                     x, lengths, clean, N, inputs, x.numel(),
                 )  # fmt: skip
             grad_input = (flat.T @ clean.view(num_rows, inputs)).view_as(input_weights)
@@ -258,4 +269,4 @@ def backward(
 
 def _operand(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the tensor contiguous, aligned and in `dtype`, as the kernels take it."""
-    return aligned(cast(tensor.detach(), dtype))
+    return aligned(cast(tensor.detach() if tensor.requires_grad else tensor, dtype))

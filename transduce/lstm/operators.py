@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from transduce.kernels.backends import is_traced
+from transduce.kernels.backends import have_addresses, is_traced
+from transduce.kernels.nvrtc import tf32_enabled
 from transduce.lstm.reference import cast
 
 
@@ -79,29 +80,42 @@ def layer(
     with_gradients = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in tensors
     )
-    call: Any = _EagerLayer.apply if with_gradients else run
+    call: Any = run
     if is_traced(biases):
         call = lstm_layer
-    output, last_h, last_s, *_ = call(*tensors, backend, with_gradients, half_type(biases, backend))
+    elif with_gradients:
+        # Inside torch.func even the results of plain tensors have no address.
+        plain = have_addresses(x.detach(), biases.detach())
+        call = _DirectLayer.apply if plain else _EagerLayer.apply
+    output, last_h, last_s, *_ = call(
+        *tensors, backend, with_gradients, product_type_for(biases, backend)
+    )
     return output, last_h, last_s
 
 
-def half_type(biases: Tensor, backend: str) -> torch.dtype | None:
-    """Return the half precision of the products that autocast or the weights ask for, or None."""
+def product_type_for(biases: Tensor, backend: str) -> torch.dtype | None:
+    """Return the type of the numbers that tensor cores may multiply, or None if they may not.
+
+    It is that of autocast, or else of the weights. float32 stands for TF32.
+    """
     if backend != "cuda" or biases.dtype == torch.float64:
         return None
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else biases.dtype
-    return dtype if dtype in (torch.float16, torch.bfloat16) else None
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else biases.dtype
 
 
-def on_tensor_cores(half: torch.dtype | None, biases: Tensor) -> bool:
-    """Return whether the products are of half precision: if asked for, and if the GPU can."""
-    if half is None:
+def on_tensor_cores(product_type: torch.dtype | None, biases: Tensor) -> bool:
+    """Return whether the products run on tensor cores: if asked for, and if the GPU can.
+
+    TF32 is asked for by PyTorch's switch. torch.compile cannot read it, but compiles again when it
+    changes, so that the operator and its fake kernel may.
+    """
+    if product_type is None or (product_type == torch.float32 and not tf32_enabled()):
         return False
-    import transduce.lstm.half
+    import transduce.lstm.tensor_cores
 
     D, columns = (int(size) for size in biases.shape)  # the sizes may be symbolic
-    return transduce.lstm.half.fits(columns // 4, D, biases.get_device())
+    H, size, device = columns // 4, product_type.itemsize, biases.get_device()
+    return transduce.lstm.tensor_cores.fits(H, D, size, device)
 
 
 def run(
@@ -115,21 +129,21 @@ def run(
     s: Tensor | None,
     backend: str,
     with_gradients: bool,
-    half: torch.dtype | None = None,
+    product_type: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Run one layer; return its output, last h and last s, then three tensors for the backward op.
 
     These are the gates, the states and, if the weights are half precision, the output in float32.
-    They are empty unless `with_gradients`. With `half`, the products are of that type if the GPU
-    has tensor cores for it; the last tensor is then h(n-1) at each frame.
+    They are empty unless `with_gradients`. If tensor cores multiply numbers of `product_type`, the
+    last tensor is h(n-1) at each frame [B, N, D, padded H].
     """
     check_values(x, lengths, input_weights.shape[2])
     weights = (input_weights, hidden_weights, peepholes, biases)
-    if half is not None and on_tensor_cores(half, biases):
-        import transduce.lstm.half
+    if product_type is not None and on_tensor_cores(product_type, biases):
+        import transduce.lstm.tensor_cores
 
-        output, last_h, last_s, gates, states, before = transduce.lstm.half.forward(
-            x, lengths, *weights, h, s, with_gradients, half
+        output, last_h, last_s, gates, states, before = transduce.lstm.tensor_cores.forward(
+            x, lengths, *weights, h, s, with_gradients, product_type
         )
         last_h, last_s = (cast(part, biases.dtype) for part in (last_h, last_s))
         return cast(output, biases.dtype), last_h, last_s, gates, states, before
@@ -156,7 +170,7 @@ def _(
     s: Tensor | None,
     backend: str,
     with_gradients: bool,
-    half: torch.dtype | None = None,
+    product_type: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     (B, N), (D, _, H) = x.shape[:2], peepholes.shape
     dtype = torch.promote_types(biases.dtype, torch.float32)
@@ -165,11 +179,11 @@ def _(
     exact = biases.new_empty(
         (B, N, D * H) if dtype != biases.dtype and with_gradients else (0,), dtype=dtype
     )
-    if half is not None and on_tensor_cores(half, biases):
-        import transduce.lstm.half
+    if product_type is not None and on_tensor_cores(product_type, biases):
+        import transduce.lstm.tensor_cores
 
-        H = transduce.lstm.half.padded(int(H))
-        exact = biases.new_empty(B, kept, D, H, dtype=half)
+        H = transduce.lstm.tensor_cores.padded(int(H))
+        exact = biases.new_empty(B, kept, D, H, dtype=product_type)
     return (
         *results,
         biases.new_empty(B, kept, D, 4 * H, dtype=dtype),
@@ -195,7 +209,7 @@ def run_backward(
     states: Tensor,
     backend: str,
     with_x: bool,
-    half: torch.dtype | None = None,
+    product_type: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x (empty unless `with_x`), the four weights, the first h and s.
 
@@ -205,10 +219,10 @@ def run_backward(
     tensors = (
         grad_output, grad_last_h, grad_last_s, x, lengths, *weights, h, s, output, gates, states,
     )  # fmt: skip
-    if half is not None and on_tensor_cores(half, biases):
-        import transduce.lstm.half
+    if product_type is not None and output.ndim == 4:  # what `run` kept, whatever the switch is now
+        import transduce.lstm.tensor_cores
 
-        grad_x, *grads = transduce.lstm.half.backward(*tensors, with_x, half)
+        grad_x, *grads = transduce.lstm.tensor_cores.backward(*tensors, with_x, product_type)
     else:
         grad_x, *grads = kernels(backend).backward(*tensors, with_x)
     inputs, hidden, peep, bias, first_h, first_s = (
@@ -242,7 +256,7 @@ def _(
     states: Tensor,
     backend: str,
     with_x: bool,
-    half: torch.dtype | None = None,
+    product_type: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     D, B, H = len(peepholes), len(x), peepholes.shape[2]
     grad_x = x.new_empty(x.shape) if with_x else biases.new_empty(0)
@@ -255,20 +269,32 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[3:])
+    _keep(ctx, inputs, output)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Keep what the gradients need."""
     result, _, _, gates, states, exact = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(gates, states, exact)
-    half = inputs[10] if len(inputs) > 10 else None
-    if result.dtype != gates.dtype or on_tensor_cores(half, inputs[5]):
+    product_type = inputs[10] if len(inputs) > 10 else None
+    if result.dtype != gates.dtype or exact.ndim == 4:
         result = exact
     ctx.save_for_backward(*inputs[:8], result, gates, states)
-    ctx.backend, ctx.half = inputs[8], half
+    ctx.backend, ctx.product_type = inputs[8], product_type
 
 
-def _differentiate(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiate(
+    ctx: Any, *upstream: Tensor | None, direct: bool = False
+) -> tuple[Tensor | None, ...]:
     with_x, saved = ctx.needs_input_grad[0], ctx.saved_tensors
-    call: Any = lstm_layer_backward if is_traced(saved[5]) else _EagerBackward.apply
-    grad_x, *grads = call(*upstream[:3], *saved, ctx.backend, with_x, ctx.half)
+    call: Any = _EagerBackward.apply
+    if is_traced(saved[5]):
+        call = lstm_layer_backward
+    elif direct and not torch.is_grad_enabled():  # `_EagerBackward` refuses second derivatives
+        plain = have_addresses(*(part for part in upstream[:3] if part is not None))
+        call = run_backward if plain else call
+    grad_x, *grads = call(*upstream[:3], *saved, ctx.backend, with_x, ctx.product_type)
     state = (None, None) if saved[6] is None else grads[4:]
     return grad_x if with_x else None, None, *grads[:4], *state, None, None, None
 
@@ -283,11 +309,25 @@ lstm_layer.register_autograd(_differentiate, setup_context=_save)
 lstm_layer_backward.register_autograd(_refuse)
 
 
-class _EagerLayer(torch.autograd.Function):
-    """The layer with its autograd formula, for calls that are not compiled.
+class _DirectLayer(torch.autograd.Function):
+    """The layer with its autograd formula, for calls that nothing compiles or transforms.
 
-    A Function takes less time per call than an operator, and torch.func can transform it.
+    Without what torch.func needs, a call takes half the time.
     """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        outputs = run(*inputs)
+        _keep(ctx, inputs, outputs)
+        return outputs[:3]
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        return _differentiate(ctx, *upstream, direct=True)
+
+
+class _EagerLayer(torch.autograd.Function):
+    """The layer with its autograd formula for the transforms of torch.func."""
 
     @staticmethod
     def forward(*arguments: Any) -> Any:

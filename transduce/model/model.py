@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 
@@ -22,6 +22,7 @@ from transduce.model.reading import GroupSizes, Reader, Ready
 from transduce.model.signature import Source, Unknown
 from transduce.model.tensors import CheckpointError
 from transduce.model.transcripts import Transcript, join_windows
+from transduce.networks import TranscriptionNetwork
 
 FOLDER = Path(__file__).parent / "weights"  # NAME.safetensors and its card, NAME.md
 # Inputs held at once: fewer give the first results sooner, more give all results sooner.
@@ -34,6 +35,9 @@ SEARCHED_FRAMES = {"cpu": 4096, "cuda": 200_000}
 # compiled: none longer than SHORT frames, and in all so many frames. A greedy search takes all
 # inputs together; a beam search takes one after the other.
 SHORT, SMALL_GREEDY, SMALL_BEAM = 100, 5_000, 300
+# The precisions of `train.precision` that a trained network can have.
+Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
+PRODUCT_TYPES = {"32-true": None, "16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 # Cells of padded lattice whose losses are computed at once; a GPU takes 40 bytes for each.
 CELLS = {"cpu": 1_000_000, "cuda": 20_000_000}
 
@@ -224,9 +228,21 @@ class Model(TrainedModel):
         ahead = config.pooling - 1 + config.lookahead + features.lookahead
         return ahead * features.shift + features.window
 
-    def to(self, device: torch.device | str) -> Model:
-        """Move the network to a device; return the model."""
+    def to(self, device: torch.device | str, precision: Precision = "32-true") -> Model:
+        """Move the network to a device, and set its precision; return the model.
+
+        "bf16-mixed" and "16-mixed" need a GPU: the transcription networks' LSTMs multiply bfloat16
+        or float16 numbers on its tensor cores. Everything else, and the search, stays float32.
+        """
+        if precision not in PRODUCT_TYPES:
+            known = ", ".join(PRODUCT_TYPES)
+            raise ValueError(f"precision must be one of {known}, not {precision!r}")
+        if PRODUCT_TYPES[precision] is not None and torch.device(device).type != "cuda":
+            raise ValueError(f"precision {precision} needs a GPU, not {device}; leave it out there")
         self.network.to(device)
+        for part in self.network.modules():
+            if isinstance(part, TranscriptionNetwork):
+                part.product_type = PRODUCT_TYPES[precision]
         return self
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from lightning_fabric import Fabric
 
+from transduce.kernels.nvrtc import tf32_enabled
 from transduce.model.checkpoint import CONFIG_FILE
 from transduce.settings import flat_settings
 from transduce.training.lock import FolderLock, lock_folder
@@ -55,8 +56,7 @@ def check_devices(config: TrainConfig) -> None:
 
 def check_precision(precision: str, device: torch.device) -> None:
     """Raise TrainingError if the recipe asks for TF32 and PyTorch has not enabled it."""
-    switch = torch.backends.cuda.matmul.fp32_precision
-    if precision == "tf32" and device.type == "cuda" and switch != "tf32":
+    if precision == "tf32" and device.type == "cuda" and not tf32_enabled():
         raise TrainingError(
             "train.precision is tf32, but PyTorch multiplies in full float32; call "
             'torch.set_float32_matmul_precision("high") first, as `transduce train` does'

@@ -83,8 +83,8 @@ class TrainConfig:
     init_transcription: Path | None = None  # a run with the initial transcription network
     seed: int = 0  # of initial weights, batches, noise, dropout and masks
     save_every: int | None = None  # steps between saved states; None: after each epoch
-    # tf32: matrix products in TF32 on a GPU; bf16-mixed: the output layers in bfloat16, and the
-    # LSTMs' products on a GPU
+    # tf32: matrix products in TF32 on a GPU, also the LSTMs'; bf16-mixed: the output layers in
+    # bfloat16, and the LSTMs' products on a GPU
     precision: Literal["32-true", "tf32", "bf16-mixed"] = "32-true"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     devices: int = 1  # processes on each machine; they share a step's sequences

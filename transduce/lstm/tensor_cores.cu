@@ -1,11 +1,11 @@
-// The peephole LSTM on tensor cores (Eqs. 4-8): products of float16 or bfloat16 numbers, everything
-// else in float32. H, the number of units, is a multiple of 32; the host pads with zeros.
+// The peephole LSTM on tensor cores (Eqs. 4-8): products of float16, bfloat16 or TF32 numbers,
+// everything else in float32. H, the number of units, is a multiple of 32; the host pads with zeros.
 //
 // A group of blocks takes R sequences through all frames of one direction, CHUNK at a time. Each
-// block has UNITS of the H units and keeps their recurrent weights, in registers (RESIDENT) or in
-// shared memory. What a block computes at a frame, all blocks of its group need at the next. They
-// read it from the tensor that the host filled with EMPTY words, two NaNs that no conversion
-// produces: a word has arrived as soon as it is not EMPTY, and no arrivals are counted. All blocks
+// block has UNITS of the H units and keeps their recurrent weights: those of RESIDENT steps of the sums
+// in registers, the others in shared memory. What a block computes at a frame, all blocks of its group
+// need at the next. They read it from the tensor that the host filled with EMPTY words, NaNs that no
+// conversion produces: a word has arrived as soon as it is not EMPTY, and no arrivals are counted. All blocks
 // must run at once; a cooperative launch ensures it.
 //
 // A product is weights [ROWS, SUM] by numbers [SUM, CHUNK]. Each warp adds up a part of the SUM
@@ -14,7 +14,12 @@
 // thread then computes two neighbouring units of a sequence.
 
 typedef long long integer;
-typedef unsigned int word;  // two numbers of half precision
+typedef unsigned int word;  // PACKED numbers that are multiplied
+#ifdef TF32
+#define PACKED 1
+#else
+#define PACKED 2
+#endif
 #define WARPS 8
 #define THREADS (32 * WARPS)
 #define BLOCKS (H / UNITS)
@@ -22,7 +27,7 @@ typedef unsigned int word;  // two numbers of half precision
 #define ROWS (PARTS == 1 ? 4 * UNITS : UNITS)
 #define TILES (ROWS / 16)
 #define COLUMNS (CHUNK / 8)
-#define STEPS (SUM / 32)
+#define STEPS (SUM / PACKED / 16)
 #define SHARE ((STEPS + WARPS - 1) / WARPS)
 #define LOADS (SHARE * COLUMNS)
 #define BATCHES ((LOADS + AHEAD - 1) / AHEAD)
@@ -41,6 +46,16 @@ struct __align__(8) two {
   float e[2];
 };
 
+// Two neighbouring numbers, rounded to the type of the products.
+#ifdef TF32
+struct __align__(8) packed {
+  word e[2];
+};
+#else
+typedef word packed;
+#endif
+
+// --- PTX instructions; tests/emulated_instructions.h has their meaning in C++ ---
 // A predicate, not a branch: several loads shall be in flight.
 __device__ __forceinline__ void look(bool wanted, const word* p, words& x) {
   asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
@@ -48,39 +63,32 @@ __device__ __forceinline__ void look(bool wanted, const word* p, words& x) {
                : "l"(p), "r"((int)wanted)
                : "memory");
 }
-__device__ __forceinline__ bool missing(const words& x) {
-  return x.e[0] == EMPTY || x.e[1] == EMPTY || x.e[2] == EMPTY || x.e[3] == EMPTY;
+#ifdef TF32
+#define INSTRUCTION "m16n8k8"
+#define TYPE "tf32"
+// The mask clears the bits that a conversion may leave, and so a NaN is never EMPTY.
+__device__ __forceinline__ word rounded_word(float x) {
+  word y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return y & 0xffffe000u;
 }
-__device__ __forceinline__ void publish(word* p, word x) {
-  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+__device__ __forceinline__ packed pack(two x) { return packed{rounded_word(x.e[0]), rounded_word(x.e[1])}; }
+__device__ __forceinline__ void publish(word* p, packed x) {
+  asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(x.e[0]), "r"(x.e[1]) : "memory");
 }
+#else
+#define INSTRUCTION "m16n8k16"
 #ifdef BFLOAT16
 #define TYPE "bf16"
 #else
 #define TYPE "f16"
 #endif
-__device__ __forceinline__ word pack(two x) {
-  word packed;
-  asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(x.e[1]), "f"(x.e[0]));
-  return packed;
+__device__ __forceinline__ packed pack(two x) {
+  packed y;
+  asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(y) : "f"(x.e[1]), "f"(x.e[0]));
+  return y;
 }
-__device__ __forceinline__ void multiply(float (&c)[4], const words& a, word b0, word b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE
-      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a.e[0]), "r"(a.e[1]), "r"(a.e[2]), "r"(a.e[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
-__device__ __forceinline__ float squash(float x) {  // tanh
-  return 1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * x));
-}
-
-// The output and its gradient are float32, or HALF if the weights are.
-#ifdef HALF_OUTPUT
-typedef word pair;
-__device__ __forceinline__ pair rounded(two x) { return pack(x); }
-__device__ __forceinline__ two unpack(pair x) {
+__device__ __forceinline__ two unpack(packed x) {
 #ifdef BFLOAT16
   return two{__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
 #else
@@ -91,6 +99,31 @@ __device__ __forceinline__ two unpack(pair x) {
   return y;
 #endif
 }
+__device__ __forceinline__ void publish(word* p, packed x) {
+  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+#endif
+// Counted in words, the matrices of both instructions lie in the lanes' registers alike.
+__device__ __forceinline__ void multiply(float (&c)[4], const words& a, word b0, word b1) {
+  asm("mma.sync.aligned." INSTRUCTION ".row.col.f32." TYPE "." TYPE
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.e[0]), "r"(a.e[1]), "r"(a.e[2]), "r"(a.e[3]), "r"(b0), "r"(b1));
+}
+// --- End of the PTX instructions ---
+
+__device__ __forceinline__ bool missing(const words& x) {
+  return x.e[0] == EMPTY || x.e[1] == EMPTY || x.e[2] == EMPTY || x.e[3] == EMPTY;
+}
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float squash(float x) {  // tanh
+  return 1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * x));
+}
+
+// The output and its gradient are float32, or of a half type if the weights are.
+#ifdef HALF_OUTPUT
+typedef packed pair;
+__device__ __forceinline__ pair rounded(two x) { return pack(x); }
 #else
 typedef two pair;
 __device__ __forceinline__ pair rounded(two x) { return x; }
@@ -103,11 +136,8 @@ struct block {
   integer B, N, D;
   float* sums;  // two buffers
   int *lengths, *ends;  // of the sequences, -1 for those past the last; the longest of each chunk
-#if RESIDENT
-  words kept[SHARE][2][TILES];
-#else
-  words* kept;
-#endif
+  words kept[RESIDENT > 0 ? RESIDENT : 1][2][TILES];  // the weights of the first steps
+  words* stored;                                      // those of the other steps
 
   __device__ block(const integer* all_lengths, const word* weights, integer B, integer N, integer D,
                    integer R, integer groups, integer first_direction)
@@ -121,12 +151,8 @@ struct block {
     lane = threadIdx.x % 32;
     rows = (int)((R + CHUNK - 1) / CHUNK * CHUNK);
     sums = (float*)shared;
-    char* rest = shared + 2 * SUMS * sizeof(float);
-#if !RESIDENT
-    kept = (words*)rest;
-    rest += WARPS * SHARE * 2 * TILES * 32 * sizeof(words);
-#endif
-    lengths = (int*)rest;
+    stored = (words*)(sums + 2 * SUMS);
+    lengths = (int*)(stored + WARPS * (SHARE - RESIDENT) * 2 * TILES * 32);
     ends = lengths + rows;
     for (int row = threadIdx.x; row < rows; row += THREADS) {
       integer b = first + row, length = -1;
@@ -153,16 +179,13 @@ struct block {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           words a = {upper.e[2 * half], lower.e[2 * half], upper.e[2 * half + 1], lower.e[2 * half + 1]};
-#if RESIDENT
-          kept[step][half][tile] = a;
-#else
-          kept[((warp * SHARE + step) * 2 + half) * TILES * 32 + tile * 32 + lane] = a;
-#endif
+          if (step < RESIDENT) kept[step][half][tile] = a;
+          else stored[place_of(step, half, tile)] = a;
         }
       }
     __syncthreads();
   }
-  // The weights of a row of the product for the eight terms of a step that this lane has.
+  // The weights of a row of the product for the terms of a step that this lane has: four words.
   __device__ __forceinline__ words load(const word* weights, int step, int row) const {
     step += warp * SHARE;
     words none = {0, 0, 0, 0};
@@ -170,14 +193,18 @@ struct block {
     int part = row / UNITS, even_first = row % UNITS;  // the even units first, then the odd ones
     int unit = member * UNITS + even_first % (UNITS / 2) * 2 + even_first / (UNITS / 2);
     integer at = PARTS == 1 ? ((integer)d * 4 + part) * H + unit : (integer)d * H + unit;
-    return *(const words*)(weights + at * (SUM / 2) + step * 16 + lane % 4 * 4);
+    words found = *(const words*)(weights + at * (SUM / PACKED) + step * 16 + lane % 4 * 4);
+#ifdef TF32
+#pragma unroll
+    for (int i = 0; i < 4; i++) found.e[i] = rounded_word(__uint_as_float(found.e[i]));
+#endif
+    return found;
+  }
+  __device__ __forceinline__ int place_of(int step, int half, int tile) const {
+    return ((warp * (SHARE - RESIDENT) + step - RESIDENT) * 2 + half) * TILES * 32 + tile * 32 + lane;
   }
   __device__ __forceinline__ words weight(int step, int half, int tile) const {
-#if RESIDENT
-    return kept[step][half][tile];
-#else
-    return kept[((warp * SHARE + step) * 2 + half) * TILES * 32 + tile * 32 + lane];
-#endif
+    return step < RESIDENT ? kept[step][half][tile] : stored[place_of(step, half, tile)];
   }
   // The index of a row's frame n among all frames; the second direction runs backwards.
   __device__ __forceinline__ integer frame(int row, int n) const {
@@ -185,7 +212,7 @@ struct block {
     return ((integer)(first + row) * N + t) * D + d;
   }
 
-  // Issue the loads of a batch: each is eight terms of a sequence.
+  // Issue the loads of a batch: each is four words of a sequence.
   __device__ __forceinline__ void issue(int batch, words (&x)[AHEAD], const word* const (&from)[COLUMNS]) const {
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
@@ -292,10 +319,11 @@ __device__ __forceinline__ void put(float* p, two x) { *(two*)p = x; }
 // h(n-1). Null lengths mean N, null first_h and first_s mean zero. Null states mean that there is no
 // backward pass: states and gates are not kept.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    half_forward(float* gates, const word* hidden_weights, const float* peepholes, const float* biases,
-                 const integer* all_lengths, const float* first_h, const float* first_s, pair* output,
-                 word* before, float* states, float* last_h, float* last_s, integer B, integer N,
-                 integer D, integer R, integer groups, integer first_direction) {
+    tensor_core_forward(float* gates, const word* hidden_weights, const float* peepholes,
+                        const float* biases, const integer* all_lengths, const float* first_h,
+                        const float* first_s, pair* output, word* before, float* states,
+                        float* last_h, float* last_s, integer B, integer N, integer D, integer R,
+                        integer groups, integer first_direction) {
   block my(all_lengths, hidden_weights, B, N, D, R, groups, first_direction);
   two bias[TURNS][4], peep[TURNS][3];
 #pragma unroll
@@ -314,7 +342,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       two h = get_or_zero(first_h, state);
       put(last_s + state, get_or_zero(first_s, state));
       if (my.lengths[row] == 0) put(last_h + state, h);
-      else publish(before + (my.frame(row, 0) * H + unit) / 2, pack(h));
+      else publish(before + (my.frame(row, 0) * H + unit) / PACKED, pack(h));
     }
   }
   const integer next = my.d == 0 ? D : -D;  // from a frame to the one after it
@@ -341,7 +369,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       for (int column = 0; column < COLUMNS; column++) {
         int row = chunk + 8 * column + my.lane / 4;
         from[column] = n < my.lengths[row]
-                           ? before + my.frame(row, n) * (H / 2) + my.warp * SHARE * 16 + my.lane % 4 * 4
+                           ? before + my.frame(row, n) * (H / PACKED) + my.warp * SHARE * 16 + my.lane % 4 * 4
                            : 0;
       }
       float* sums = my.sums + buffer * SUMS;
@@ -371,7 +399,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           gate[2].e[e] = squashed, gate[3].e[e] = output_gate;
         }
         bool last = n == my.lengths[row] - 1;
-        if (!last) publish(before + ((here[turn] + next) * H + unit) / 2, pack(h));
+        if (!last) publish(before + ((here[turn] + next) * H + unit) / PACKED, pack(h));
         integer carried = ((integer)my.d * B + my.first + row) * H + unit;
         output[(here[turn] * H + unit) / 2] = rounded(h);
         put(last_s + carried, now);
@@ -389,7 +417,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       integer t = my.lengths[row] + i / (UNITS / 2);
       integer at = (((my.first + row) * N + t) * D + my.d) * (H / 2) + my.member * (UNITS / 2) + i % (UNITS / 2);
       output[at] = rounded(two{0, 0});
-      before[at] = 0;
+      ((packed*)before)[at] = pack(two{0, 0});
     }
 }
 
@@ -399,11 +427,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 // `hidden_weights` [D, H, 4, H] are transposed. `grad_rest` [groups, D, 7, H] gets each group's part of
 // the gradients of the three peepholes and four biases. Null gradients are zero.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    half_backward(const float* gates, const word* hidden_weights, const float* peepholes,
-                  const integer* all_lengths, const float* first_s, const float* states,
-                  const pair* grad_output, const float* grad_last_h, const float* grad_last_s,
-                  word* grad_sums, float* grad_first_h, float* grad_first_s, float* grad_rest, integer B,
-                  integer N, integer D, integer R, integer groups, integer first_direction) {
+    tensor_core_backward(const float* gates, const word* hidden_weights, const float* peepholes,
+                         const integer* all_lengths, const float* first_s, const float* states,
+                         const pair* grad_output, const float* grad_last_h, const float* grad_last_s,
+                         word* grad_sums, float* grad_first_h, float* grad_first_s, float* grad_rest,
+                         integer B, integer N, integer D, integer R, integer groups,
+                         integer first_direction) {
   block my(all_lengths, hidden_weights, B, N, D, R, groups, first_direction);
   two peep[TURNS][3], rest[TURNS][7];
 #pragma unroll
@@ -446,7 +475,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
       for (int column = 0; column < COLUMNS; column++) {
         int row = chunk + 8 * column + my.lane / 4;
-        from[column] = n + 1 < my.lengths[row] ? grad_sums + my.frame(row, n + 1) * (2 * H) +
+        from[column] = n + 1 < my.lengths[row] ? grad_sums + my.frame(row, n + 1) * (4 * H / PACKED) +
                                                      my.warp * SHARE * 16 + my.lane % 4 * 4
                                                : 0;
       }
@@ -487,9 +516,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
           for (int i = 0; i < 4; i++) rest[turn][3 + i].e[e] += grad[i].e[e];
         }
-        word* to = grad_sums + (here[turn] * 4 * H + unit) / 2;
+        word* to = grad_sums + (here[turn] * 4 * H + unit) / PACKED;
 #pragma unroll
-        for (int i = 0; i < 4; i++) publish(to + i * (H / 2), pack(grad[i]));
+        for (int i = 0; i < 4; i++) publish(to + i * (H / PACKED), pack(grad[i]));
         put(grad_first_s + carried, passed);
       }
     }
@@ -515,7 +544,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (integer i = threadIdx.x; my.lengths[row] >= 0 && i < (N - my.lengths[row]) * (2 * UNITS); i += THREADS) {
       integer t = my.lengths[row] + i / (2 * UNITS), at = ((my.first + row) * N + t) * D + my.d;
       int part = (int)(i / (UNITS / 2) % 4), couple = (int)(i % (UNITS / 2));
-      grad_sums[(at * 4 + part) * (H / 2) + my.member * (UNITS / 2) + couple] = 0;
+      packed* to = (packed*)grad_sums + (at * 4 + part) * (H / 2) + my.member * (UNITS / 2);
+      to[couple] = pack(two{0, 0});
     }
 }
 

@@ -1,8 +1,11 @@
-"""The peephole LSTM on a GPU's tensor cores: products of float16 or bfloat16 numbers (Eqs. 4-8).
+"""The peephole LSTM on a GPU's tensor cores: float16, bfloat16 and TF32 products (Eqs. 4-8).
 
 The products round what they multiply: the inputs, h(n-1), the weights and the gradients of the four
 sums. The state, the peepholes, the gates and all sums are float32. As in `lstm.cuda`, one product
 precedes the loop over the frames, a kernel runs the loop, and products follow the loop backwards.
+
+A type of products is float16, bfloat16, or float32, which stands for TF32: the kernels round, and
+PyTorch's own products follow its switch.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import torch
 from torch import Tensor
 
 from transduce.kernels.nvrtc import (
+    Kernel,
     aligned,
     current,
+    current_stream,
     kernels,
     set_all_bits,
     shared_memory,
@@ -26,17 +31,20 @@ from transduce.kernels.nvrtc import (
 from transduce.lstm.cuda import THREADS, helpers
 from transduce.lstm.reference import cast
 
-SOURCE = Path(__file__).with_name("half.cu").read_text()
-NAMES = {1: "half_forward", 4: "half_backward"}
-TYPES = (torch.float16, torch.bfloat16)
-CAPABILITY = (8, 0)  # the first whose tensor cores multiply bfloat16 numbers
-WIDTH = 32  # the units are padded to a multiple of it: a step of the kernels' products
+SOURCE = Path(__file__).with_name("tensor_cores.cu").read_text()
+NAMES = {1: "tensor_core_forward", 4: "tensor_core_backward"}
+HALF_TYPES = (torch.float16, torch.bfloat16)
+CAPABILITY = (8, 0)  # the first whose tensor cores multiply bfloat16 and TF32 numbers
+WIDTH = 32  # the units are padded to a multiple of it
+STEP = 64  # bytes of a sequence's numbers in a step of the kernels' products
 UNITS = {1: 4, 4: 16}  # units of a block are a multiple of it: the rows of a tile of weights
 MOST_UNITS = 64
 CHUNKS = (8, 16, 24, 32, 48, 64)
-WARPS = 8  # of a block, as in half.cu
+WARPS = 8  # of a block, as in tensor_cores.cu
 AHEAD = (16, 8, 4)
-REGISTERS = 250  # of a thread, of its 255: with more the compiler spills values to memory
+# Registers of a thread, of its 255, by the bytes of a number that is multiplied: with more the
+# compiler spills values to memory.
+REGISTERS = {2: 250, 4: 236}
 
 
 @dataclass(frozen=True)
@@ -45,10 +53,11 @@ class Layout:
 
     parts: int  # numbers that a unit sends to the others: 1 in the forward pass, 4 in the backward
     H: int  # units, padded
+    size: int  # bytes of a number that is multiplied
     units: int  # units of a block
     chunk: int  # sequences that a block takes at a time
     ahead: int  # loads of a thread in a batch; two batches are in flight
-    resident: bool  # whether the weights stay in registers, not in shared memory
+    resident: int  # steps whose weights stay in registers; those of the others, in shared memory
     directions: int  # directions that run at once
     rows: int  # sequences of a group
     groups: int  # groups of a direction
@@ -66,7 +75,7 @@ class Layout:
     @property
     def share(self) -> int:
         """The steps of the sums that a warp takes."""
-        return -(-self.parts * self.H // WIDTH // WARPS)
+        return share(self.parts, self.H, self.size)
 
     @property
     def chunks(self) -> int:
@@ -86,7 +95,7 @@ class Layout:
     @property
     def registers(self) -> int:
         """An estimate of a thread's registers."""
-        weights = 8 * self.share * self.tiles if self.resident else 8 * self.tiles
+        weights = 8 * self.tiles * (self.resident + (self.resident < self.share))
         columns = self.chunk // 8
         loads = 8 * min(self.ahead, -(-self.loads // 2))
         turns = -(-(self.units + 7) // 8 * 4 * self.chunk // (32 * WARPS))
@@ -94,17 +103,31 @@ class Layout:
         return weights + 4 * self.tiles * columns + loads + own + 2 * columns + 24
 
     @property
+    def stored(self) -> int:
+        """The bytes of the weights in shared memory."""
+        return 1024 * WARPS * (self.share - self.resident) * self.tiles
+
+    @property
     def shared(self) -> int:
         """The bytes of shared memory of a block."""
         stride = self.chunk + 8 if self.chunk % 16 == 0 else self.chunk
         sums = 2 * 4 * WARPS * self.tiles * 16 * stride
-        weights = 0 if self.resident else 1024 * WARPS * self.share * self.tiles
-        return sums + weights + 4 * self.chunks * (self.chunk + 1)
+        return sums + self.stored + 4 * self.chunks * (self.chunk + 1)
 
 
-def layouts(parts: int, B: int, D: int, H: int, processors: int, shared: int) -> list[Layout]:
+def share(parts: int, H: int, size: int) -> int:
+    """Return the steps of the sums that each of the warps takes."""
+    return -(-parts * H * size // STEP // WARPS)
+
+
+def layouts(
+    parts: int, B: int, D: int, H: int, size: int, processors: int, shared: int
+) -> list[Layout]:
     """Return the layouts that a GPU of `processors` multiprocessors can run."""
     found = []
+    steps = share(parts, H, size)
+    # The costs of half types were measured without weights in both places.
+    residents = (steps, 0) if size == 2 else [steps * part // 4 for part in range(4, -1, -1)]
     for units in range(UNITS[parts], MOST_UNITS + 1, UNITS[parts]):
         if H % units:
             continue
@@ -114,11 +137,11 @@ def layouts(parts: int, B: int, D: int, H: int, processors: int, shared: int) ->
         if groups == 0:
             continue
         rows = -(-B // groups)
-        for chunk, ahead, resident in product(CHUNKS, AHEAD, (True, False)):
+        for chunk, ahead, resident in product(CHUNKS, AHEAD, residents):
             layout = Layout(
-                parts, H, units, chunk, ahead, resident, directions, rows, -(-B // rows)
+                parts, H, size, units, chunk, ahead, resident, directions, rows, -(-B // rows)
             )
-            if chunk < rows + 8 and layout.registers <= REGISTERS and layout.shared <= shared:
+            if chunk < rows + 8 and layout.registers <= REGISTERS[size] and layout.shared <= shared:
                 found.append(layout)
     return found
 
@@ -139,9 +162,9 @@ def cost(layout: Layout, D: int) -> float:
     amounts = (
         1,
         chunks,
-        blocks * rows * layout.parts * layout.H * 2 / 1e7,
+        blocks * rows * layout.parts * layout.H * layout.size / 1e7,
         WARPS * layout.tiles * 16 * rows * 8 / 1e5,
-        0 if layout.resident else chunks * layout.share * WARPS * layout.tiles * 1024 / 1e5,
+        chunks * layout.stored / 1e5,
         rows / 8 * layout.share * layout.tiles / 100,
         blocks / 100,
         chunks * -(-layout.loads // layout.ahead),
@@ -151,20 +174,25 @@ def cost(layout: Layout, D: int) -> float:
 
 
 @cache
-def layout_for(parts: int, B: int, D: int, H: int, processors: int, shared: int) -> Layout | None:
+def layout_for(
+    parts: int, B: int, D: int, H: int, size: int, processors: int, shared: int
+) -> Layout | None:
     """Return the layout with the least cost, or None if no layout fits."""
-    fitting = layouts(parts, B, D, H, processors, shared)
+    fitting = layouts(parts, B, D, H, size, processors, shared)
     return min(fitting, key=lambda layout: cost(layout, D), default=None)
 
 
 @cache
-def fits(H: int, D: int, device: int) -> bool:
-    """Return whether a GPU has the tensor cores and the room for a layer of H units."""
+def fits(H: int, D: int, size: int, device: int) -> bool:
+    """Return whether a GPU has the tensor cores and the room for a layer of H units.
+
+    The numbers that are multiplied have `size` bytes.
+    """
     if torch.cuda.get_device_capability(device) < CAPABILITY:
         return False
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     room = shared_memory(device)
-    return all(layout_for(parts, 1, D, padded(H), processors, room) for parts in NAMES)
+    return all(layout_for(parts, 1, D, padded(H), size, processors, room) for parts in NAMES)
 
 
 def padded(H: int) -> int:
@@ -172,37 +200,48 @@ def padded(H: int) -> int:
     return -(-H // WIDTH) * WIDTH
 
 
-def options(layout: Layout, half: torch.dtype, half_output: bool) -> tuple[str, ...]:
+def options(layout: Layout, product_type: torch.dtype, half_output: bool) -> tuple[str, ...]:
     """Return the compiler options of a layout."""
     sizes = (
         f"-DH={layout.H}", f"-DPARTS={layout.parts}", f"-DUNITS={layout.units}",
         f"-DCHUNK={layout.chunk}", f"-DAHEAD={layout.ahead}",
-        f"-DRESIDENT={int(layout.resident)}", f"-DPATIENT={int(layout.patient)}",
+        f"-DRESIDENT={layout.resident}", f"-DPATIENT={int(layout.patient)}",
     )  # fmt: skip
-    kind = ("-DBFLOAT16",) if half == torch.bfloat16 else ()
-    return *sizes, *kind, *(("-DHALF_OUTPUT",) if half_output else ())
+    kinds = {torch.bfloat16: ("-DBFLOAT16",), torch.float32: ("-DTF32",)}
+    return *sizes, *kinds.get(product_type, ()), *(("-DHALF_OUTPUT",) if half_output else ())
 
 
 def _through_time(
-    layout: Layout, half: torch.dtype, half_output: bool, B: int, N: int, D: int, device: int,
-    arguments: tuple[Tensor | None, ...],
+    layout: Layout, product_type: torch.dtype, half_output: bool, B: int, N: int, D: int,
+    device: int, stream: int, arguments: tuple[Tensor | None, ...],
 ) -> None:  # fmt: skip
     """Launch the kernel that loops over the frames."""
-    name = NAMES[layout.parts]
-    [kernel] = kernels(SOURCE, options(layout, half, half_output), (name,), device)
+    kernel, shared = _kernel(layout, product_type, half_output, device)
     for first in range(0, D, layout.directions):
         kernel(
             (layout.directions * layout.groups * layout.blocks, 1),
             32 * WARPS,
             (*arguments, B, N, D, layout.rows, layout.groups, first),
-            shared=layout.shared,
+            shared=shared,
             together=True,
+            stream=stream,
         )
 
 
-def _layout(parts: int, B: int, D: int, H: int, device: int) -> Layout:
+@cache
+def _kernel(
+    layout: Layout, product_type: torch.dtype, half_output: bool, device: int
+) -> tuple[Kernel, int]:
+    """Return the kernel of a layout and the bytes of its shared memory."""
+    chosen = options(layout, product_type, half_output)
+    [kernel] = kernels(SOURCE, chosen, (NAMES[layout.parts],), device)
+    return kernel, layout.shared
+
+
+@cache
+def _layout(parts: int, B: int, D: int, H: int, size: int, device: int) -> Layout:
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    layout = layout_for(parts, B, D, H, processors, shared_memory(device))
+    layout = layout_for(parts, B, D, H, size, processors, shared_memory(device))
     assert layout is not None  # `fits`
     return layout
 
@@ -217,19 +256,20 @@ def forward(
     h: Tensor | None,
     s: Tensor | None,
     with_gradients: bool,
-    half: torch.dtype,
+    product_type: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Run one layer of D directions whose products multiply numbers of type `half`.
+    """Run one layer of D directions whose products multiply numbers of type `product_type`.
 
     The output has the type of the biases; the last h and s, the gates and the states are float32.
-    The last result is h(n-1) at each frame, in half precision. Gates, states and h(n-1) have padded
+    The last result is h(n-1) at each frame, in that type. Gates, states and h(n-1) have padded
     units, and no frames unless `with_gradients`.
     """
     (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
     H, device = columns // 4, x.get_device()
     P = padded(H)
     with current(x.device), without_autocast():
-        layout = _layout(1, B, D, P, device)
+        layout = _layout(1, B, D, P, product_type.itemsize, device)
+        stream = current_stream(device)
         biases_, peepholes_ = _pad(biases.reshape(D, 4, H), P), _pad(peepholes, P)
         columns_of_x = _pad_rows(input_weights.reshape(D, 4, H, inputs), P)
         if x.ndim == 2:
@@ -237,21 +277,20 @@ def forward(
             added = None
         else:
             rows = x.view(B * N, inputs) if x.is_contiguous() else x.reshape(B * N, inputs)
-            gates = torch.mm(
-                cast(rows, half), cast(columns_of_x, half).view(-1, inputs).T,
-                out_dtype=torch.float32,
-            )  # fmt: skip
+            gates = _product(
+                cast(rows, product_type), cast(columns_of_x, product_type).view(-1, inputs).T
+            )
             added = biases_
-        recurrent = _pad(_pad_rows(hidden_weights.reshape(D, 4, H, H), P), P, half)
-        half_output = biases.dtype in TYPES
-        output = biases.new_empty(B, N, D, P, dtype=half if half_output else torch.float32)
-        before = biases.new_empty(B, N, D, P, dtype=half)
-        set_all_bits(before)
+        recurrent = _pad(_pad_rows(hidden_weights.reshape(D, 4, H, H), P), P, product_type)
+        half_output = biases.dtype in HALF_TYPES
+        output = biases.new_empty(B, N, D, P, dtype=product_type if half_output else torch.float32)
+        before = biases.new_empty(B, N, D, P, dtype=product_type)
+        set_all_bits(before, stream)
         states = gates.new_empty(B, N, D, P) if with_gradients else None
         last_h, last_s = gates.new_empty(D, B, P), gates.new_empty(D, B, P)
         h, s = (None if part is None else _pad(part, P) for part in (h, s))
         _through_time(
-            layout, half, half_output, B, N, D, device,
+            layout, product_type, half_output, B, N, D, device, stream,
             (gates, recurrent, peepholes_, added, lengths, h, s, output, before, states, last_h,
              last_s),
         )  # fmt: skip
@@ -279,29 +318,32 @@ def backward(
     gates: Tensor,
     states: Tensor,
     with_x: bool,
-    half: torch.dtype,
+    product_type: torch.dtype,
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x (None unless `with_x`), the four weights, and the first h and s."""
     (B, N), (D, columns, inputs) = x.shape[:2], input_weights.shape
     H, device = columns // 4, x.get_device()
     P, num_rows = padded(H), B * N
     with current(x.device), without_autocast():
-        layout = _layout(4, B, D, P, device)
-        half_output = biases.dtype in TYPES
+        layout = _layout(4, B, D, P, product_type.itemsize, device)
+        stream = current_stream(device)
+        half_output = biases.dtype in HALF_TYPES
         above = None
         if grad_output is not None:
-            kind = half if half_output else torch.float32
+            kind = product_type if half_output else torch.float32
             above = _pad(grad_output.reshape(B, N, D, H), P, kind)
         upstream = (None if part is None else _pad(part, P) for part in (grad_last_h, grad_last_s))
         first_s = None if s is None else _pad(s, P)
         grad_sums = before.new_empty(num_rows, D, 4 * P)
-        set_all_bits(grad_sums)
+        set_all_bits(grad_sums, stream)
         grad_h, grad_s = gates.new_empty(D, B, P), gates.new_empty(D, B, P)
         rest = gates.new_empty(layout.groups, D, 7, P)
         transposed = hidden_weights.reshape(D, 4, H, H).permute(0, 3, 1, 2)
-        recurrent = _pad(torch.nn.functional.pad(transposed, (0, 0, 0, 0, 0, P - H)), P, half)
+        recurrent = _pad(
+            torch.nn.functional.pad(transposed, (0, 0, 0, 0, 0, P - H)), P, product_type
+        )
         _through_time(
-            layout, half, half_output, B, N, D, device,
+            layout, product_type, half_output, B, N, D, device, stream,
             (gates, recurrent, _pad(peepholes, P), lengths, first_s, states, above, *upstream,
              grad_sums, grad_h, grad_s, rest),
         )  # fmt: skip
@@ -313,14 +355,14 @@ def backward(
         if x.ndim == 2:
             grad_input = _look_up_gradient(x, flat, inputs)
         else:
-            clean = cast(x, half)
+            clean = cast(x, product_type)
             if lengths is not None:
                 padding = torch.arange(N, device=x.device) >= lengths[:, None]
                 clean = clean.masked_fill(padding[..., None], 0)
             grad_input = _product(flat.T, clean.reshape(num_rows, inputs))
             if with_x:
                 weights = _pad_rows(input_weights.reshape(D, 4, H, inputs), P)
-                grad_x = _product(flat, cast(weights, half).view(-1, inputs)).view_as(x)
+                grad_x = _product(flat, cast(weights, product_type).view(-1, inputs)).view_as(x)
     grads = rest.sum(0)
     return (
         grad_x,
@@ -334,7 +376,9 @@ def backward(
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the product of two matrices of half precision in float32."""
+    """Return the product of two matrices in float32."""
+    if a.dtype == torch.float32:
+        return torch.mm(a, b)
     return torch.mm(a, b, out_dtype=torch.float32)
 
 
