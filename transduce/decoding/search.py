@@ -4,10 +4,9 @@
 take a model with both networks and run its transcription network first. Each checks its arguments,
 chooses a backend by looking at them, and calls it.
 
-On the CPU our `TranscriptionNetwork` computes each utterance of a beam search as if it were alone,
-so that the result is the same, to the last bit, whatever else is in the batch. On a GPU, and for
-the greedy search, it takes the whole batch at once, which is faster; the last bits of f may then
-depend on the batch.
+In the compiled kernels of the CPU our `TranscriptionNetwork` computes each utterance as if it were
+alone, so that the result is the same, to the last bit, whatever else is in the batch. On a GPU, and
+in a greedy search by the backend "eager", the last bits of f may depend on the batch.
 """
 
 from __future__ import annotations
@@ -129,13 +128,12 @@ def greedy_search(
     if max(lengths, default=0) == 0:
         return [Hypothesis((), 0.0, 0.0, ()) for _ in lengths]
     with eval_mode(model):
-        f, num_vectors = _transcribe_batch(model, frames, num_frames, backend)
-        inside = torch.arange(f.shape[1], device=f.device) < num_vectors[:, None]
-        bad = (f.isnan() | f.isposinf()).flatten(2).any(2) & inside
-        if bad.any():
-            b = int(bad.nonzero()[0, 0])
-            check_numbers(b, f[b])
-        transcriptions = [f[b, :length] for b, length in enumerate(num_vectors.tolist())]
+        if backend == "eager":
+            f, num_vectors = _transcribe_batch(model, frames, num_frames, backend)
+            transcriptions = [f[b, :length] for b, length in enumerate(num_vectors.tolist())]
+        else:
+            transcriptions = transcribe(model, frames, num_frames, backend)
+        _check_all_numbers(transcriptions)
         problem = _problem(
             transcriptions, model.prediction_network, joint_of(model), options, backend
         )
@@ -167,9 +165,7 @@ def run_search(
     """Search each utterance, and compute the timings that are asked for."""
     if not any(len(f) for f in transcriptions):
         return [[Hypothesis((), 0.0, 0.0, ())] for _ in transcriptions]
-    if not bool((torch.cat([f.flatten() for f in transcriptions]) < torch.inf).all()):
-        for b, f in enumerate(transcriptions):
-            check_numbers(b, f)
+    _check_all_numbers(transcriptions)
     problem = _problem(transcriptions, network, joint, options, backend)
     found = _backend(problem, backend).beam_searches(problem)
     num_bounded = [one.num_bounded for one in found]
@@ -427,6 +423,13 @@ def check_lengths(name: str, lengths: Tensor, B: int, T: int) -> list[int]:
         if not 0 <= length <= T:
             raise ValueError(f"{name}[{b}] must be between 0 and {T}, not {length}")
     return numbers
+
+
+def _check_all_numbers(transcriptions: Sequence[Tensor]) -> None:
+    """Raise ValueError if any transcription vector has NaN or +inf."""
+    if not bool((torch.cat([f.flatten() for f in transcriptions]) < torch.inf).all()):
+        for b, f in enumerate(transcriptions):
+            check_numbers(b, f)
 
 
 def check_numbers(b: int, f: Tensor) -> None:
