@@ -119,9 +119,7 @@ def _run(
 ) -> list[tuple[Tensor, State]]:
     """Run an LSTM on several inputs at once; return the outputs and the state of each."""
     rows = [b for b, frames in enumerate(inputs) if len(frames)]
-    found = [
-        (torch.empty(0, lstm.hidden_size, dtype=lstm.dtype), state) for state in states
-    ]
+    found = [(torch.empty(0, lstm.hidden_size, dtype=lstm.dtype), state) for state in states]
     if not rows:
         return found
     x = torch.nn.utils.rnn.pad_sequence([inputs[b] for b in rows], batch_first=True)
