@@ -38,7 +38,7 @@ ORDER = [
     *("decoding.options", "decoding.problem", "decoding.reference", "decoding.cpu.prediction"),
     *("decoding.cpu.trie", "decoding.cpu.heaps", "decoding.cpu.beam", "decoding.cpu.greedy"),
     *("decoding.cpu", "decoding.trie", "decoding.eager", "decoding.utterances", "decoding.cuda"),
-    *("decoding.stream", "decoding.search", "decoding.steps", "decoding.ctc", "decoding.ensemble"),
+    *("decoding.search", "decoding.stream", "decoding.steps", "decoding.ctc", "decoding.ensemble"),
     "decoding",
     *("evaluation", "architectures"),
     *("model.signature", "model.tensors", "model.checkpoint", "model.transcripts", "model.inputs"),

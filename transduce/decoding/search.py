@@ -21,12 +21,19 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL
-from transduce.decoding.hypothesis import Greedy, Hypothesis, Labels, Timing, n_best, timings_from
+from transduce.decoding.hypothesis import (
+    Greedy,
+    Hypothesis,
+    Labels,
+    Timing,
+    lattice_timings,
+    n_best,
+    timings_from,
+)
 from transduce.decoding.options import SearchKeywords, SearchOptions
 from transduce.decoding.problem import EagerPrediction, Problem, SearchBackend
 from transduce.decoding.protocols import Joint, Predictor, TransducerModel, log_probs
 from transduce.kernels.backends import INTEGERS, Backend, check_tensors, load, resolve
-from transduce.lattice.operators import lattice_backend, wide
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
 from transduce.sequences import reverse_padded
 
@@ -139,7 +146,7 @@ def greedy_search(
         )
         found = _backend(problem, backend).greedy_searches(problem)
     num_bounded = [one.num_bounded for one in found]
-    _warn_of_bounds(num_bounded, transcriptions, max_labels_per_frame, names)
+    warn_of_bounds(num_bounded, list(map(len, transcriptions)), max_labels_per_frame, names)
     hypotheses = [_alignment(one) for one in found]
     if not reads_backwards(model):
         return hypotheses
@@ -169,7 +176,8 @@ def run_search(
     problem = _problem(transcriptions, network, joint, options, backend)
     found = _backend(problem, backend).beam_searches(problem)
     num_bounded = [one.num_bounded for one in found]
-    _warn_of_bounds(num_bounded, transcriptions, options.max_labels_per_frame, names)
+    lengths = [len(f) for f in transcriptions]
+    warn_of_bounds(num_bounded, lengths, options.max_labels_per_frame, names)
     best = [n_best(beam, options.n_best, options.length_normalised) for beam in found]
     timings = iter(_timings(problem, best) if options.with_timings else [])
     return [[_hypothesis(*one, next(timings, [])) for one in hypotheses] for hypotheses in best]
@@ -238,14 +246,7 @@ def timings_of(problem: Problem, transcription: Tensor, labels: Labels) -> list[
         return []
     y = torch.tensor(labels, device=transcription.device)
     if (network := problem.peephole_network()) is not None:
-        kind = wide(transcription.dtype)
-        f, g = transcription.to("cpu", kind), network(y[None])[0].to("cpu", kind)
-        on_cpu, lattice = y.cpu(), lattice_backend("cpu")  # the search has checked f and g
-
-        def arrows(first: int, last: int) -> tuple[Tensor, Tensor]:
-            return lattice.lattice_transitions(f[first:last], g, on_cpu)
-
-        return timings_from(arrows, len(f), len(labels))
+        return lattice_timings(transcription, network(y[None])[0], labels)
     predictions = _predictions(problem.network, y)
 
     def joint_arrows(first: int, last: int) -> tuple[Tensor, Tensor]:
@@ -354,12 +355,10 @@ def _network_backend(backend: Backend) -> Backend:
     return "eager" if backend == "eager" else "auto"
 
 
-def _warn_of_bounds(
-    num_bounded: list[int],
-    transcriptions: list[Tensor],
-    bound: int,
-    names: Sequence[str] | None,
+def warn_of_bounds(
+    num_bounded: list[int], lengths: list[int], bound: int, names: Sequence[str] | None
 ) -> None:
+    """Warn of searches that met `max_labels_per_frame`, of so many vectors each."""
     bounded = [b for b, count in enumerate(num_bounded) if count > 0]
     if bounded:
         b = bounded[0]
@@ -367,7 +366,7 @@ def _warn_of_bounds(
         others = f" and in {len(bounded) - 1} other items" if len(bounded) > 1 else ""
         warnings.warn(
             f"max_labels_per_frame = {bound} was met in {num_bounded[b]} of the "
-            f"{len(transcriptions[b])} frames of {name}{others}; hypotheses with more labels in "
+            f"{lengths[b]} frames of {name}{others}; hypotheses with more labels in "
             "a frame were not looked at",
             stacklevel=_caller_level(),
         )

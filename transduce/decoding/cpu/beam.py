@@ -198,6 +198,11 @@ class BeamSearch:
 
     # --- Of searches that go on for hours ---
 
+    @property
+    def num_hypotheses(self) -> int:
+        """The hypotheses in B; none if all outputs are impossible."""
+        return int(self.search.beam.size[0])
+
     def num_common(self) -> int:
         """Return the number of labels with which all hypotheses begin."""
         beam, prefixes = self.search.beam, self.search.prefixes
@@ -210,10 +215,17 @@ class BeamSearch:
         """Return g [U+1, K+1] of labels that follow those before the trie."""
         return self.search.prefixes.g[self._path(labels)]
 
-    def settle(self, labels: Labels) -> None:
-        """Drop the hypotheses that do not begin with `labels`; let the trie begin after them."""
-        self._keep(settle(self.search, self._path(labels)[-1], self.limits.beam_width))
-        self.num_before += len(labels)
+    def settle(self, labels: Labels, number: int) -> None:
+        """Let the trie begin after the first `number` of a hypothesis's labels.
+
+        Keep the hypotheses that begin with these and the next label; if there is none, keep this
+        hypothesis alone.
+        """
+        path = self._path(labels[: number + 1])
+        exactly = number == len(labels)
+        width = self.limits.beam_width
+        self._keep(settle(self.search, path[number], path[-1], exactly, width))
+        self.num_before += number
 
     def _path(self, labels: Labels) -> list[int]:
         """Return the nodes on the path from row 0 along `labels`."""
@@ -277,16 +289,17 @@ def make_room(search, limits):
 
 
 @compiled
-def settle(search, root, beam_width):
-    """Drop the hypotheses that do not begin with the prefix `root`, and all before it.
+def settle(search, root, prefix, exactly, beam_width):
+    """Keep the hypotheses that begin with `prefix`, or it alone; drop all before the node `root`.
 
     This is for the time between two frames. Return the rows that were kept.
     """
     prefixes, beam, counts = search.prefixes, search.beam, search.counts
     extends, is_kept = np.zeros((2, counts[NUM_PREFIXES]), np.bool_)
-    extends[root] = True
-    for node in range(root + 1, extends.size):
-        extends[node] = extends[prefixes.parent[node]]
+    extends[prefix] = True
+    if not exactly:
+        for node in range(prefix + 1, extends.size):
+            extends[node] = extends[prefixes.parent[node]]
     nodes, log_prob = beam.node[: beam.size[0]].copy(), beam.log_prob[: beam.size[0]].copy()
     beam.size[0] = 0
     for i in range(nodes.size):
