@@ -1,5 +1,7 @@
 """Frames of sound in pieces, against those of the whole sound, bit for bit."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,7 +28,7 @@ def test_any_pieces_give_the_frames_of_the_whole_sound(name, length, cuts):
     wave = torch.randn(length, generator=torch.Generator().manual_seed(length)) / 10
     stream, found = FrameStream(features, statistics), []
     edges = [0, *sorted(min(cut, length) for cut in cuts), length]
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in pairwise(edges):
         found.append(stream.accept(wave[first:last]))
     found.append(stream.accept(wave[:0], is_last=True))
     whole = features(wave[None])[0][0]

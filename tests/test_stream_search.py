@@ -1,5 +1,7 @@
 """Searches of vectors in pieces, against the search of all vectors at once."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -36,7 +38,7 @@ def searched(f, network, options):
 
 def pieces(f, cuts):
     edges = [0, *sorted(min(cut, len(f)) for cut in cuts), len(f)]
-    return [f[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [f[a:b] for a, b in pairwise(edges)]
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,5 +1,7 @@
 """The transcription network in steps, against the network on whole inputs, bit for bit."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,7 +27,7 @@ def network_of(name):
 
 def pieces(cuts, length):
     edges = [0, *sorted(min(cut, length) for cut in cuts), length]
-    return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [slice(a, b) for a, b in pairwise(edges)]
 
 
 def inputs(name, length):

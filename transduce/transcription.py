@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from transduce.kernels.simd.affine import PackedAffine
-from transduce.lstm.cpu import PackedLSTM
 from transduce.lstm.layer import PeepholeLSTM, State
 from transduce.networks import TranscriptionNetwork, average_frames, stack_frames
+
+if TYPE_CHECKING:  # what needs Numba is imported when it is used
+    from transduce.lstm.cpu import PackedLSTM
 
 
 @dataclass
@@ -32,6 +34,8 @@ class PackedTranscription:
     """A forward transcription network on the CPU, packed for steps without gradients."""
 
     def __init__(self, network: TranscriptionNetwork) -> None:
+        from transduce.kernels.simd.affine import PackedAffine
+
         if network.lstm.num_directions != 1:
             raise ValueError("a bidirectional network needs the whole input; it has no steps")
         self.input_size, self.lookahead = network.input_size, network.lookahead
@@ -80,7 +84,7 @@ class PackedTranscription:
             for state, (_, after) in zip(states, found, strict=True):
                 state.upper = after
         f = self.output(torch.cat(pooled))
-        return list(f.split([len(outputs) for outputs in pooled]))
+        return list(torch.split(f, [len(outputs) for outputs in pooled]))
 
     def _stacked(self, state: TranscriptionState, new: Tensor, is_last: bool) -> Tensor:
         """Return the input of the first layer at the frames whose lookahead is there."""
@@ -106,6 +110,8 @@ class PackedTranscription:
 
 
 def _packed(lstm: PeepholeLSTM) -> PackedLSTM:
+    from transduce.lstm.cpu import PackedLSTM
+
     return PackedLSTM(layer.weights() for layer in lstm.layers)  # type: ignore[operator]
 
 

@@ -9,10 +9,10 @@ settles a part of it: it takes the best alignment of the best hypothesis, and in
 the longest time without a label. It puts an anchor in the middle of that time: from now on all
 alignments pass it. The labels before the anchor get their timings from the lattice before it. The
 vectors and prefixes before it are given up, and with them the hypotheses that begin with other
-labels, up to the first one after the anchor, if the beam still has any. The anchor depends on the vectors alone, not on the pieces. So a
-stream keeps at most `most_vectors` vectors, the prefixes of their labels, and its output. An
-input of at most `most_vectors` vectors never settles, and has the timings of its whole lattice
-(docs/derivations.md, 8).
+labels, up to the first one after the anchor, if the beam still has any. The anchor depends on the
+vectors alone, not on the pieces. So a stream keeps at most `most_vectors` vectors, the prefixes of
+their labels, and its output. An input of at most `most_vectors` vectors never settles, and has the
+timings of its whole lattice (docs/derivations.md, 7).
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL
-from transduce.decoding.cpu.beam import BeamSearch, limits_of
-from transduce.decoding.cpu.greedy import GreedySearch
-from transduce.decoding.cpu.prediction import packed_weights
 from transduce.decoding.hypothesis import Hypothesis, Labels, Timing, lattice_timings, n_best
 from transduce.decoding.options import SearchOptions
 from transduce.decoding.problem import Problem
@@ -64,6 +61,9 @@ class GreedyStream:
     """The greedy search of one input whose transcription vectors come in pieces."""
 
     def __init__(self, network: PredictionNetwork, options: SearchOptions) -> None:
+        from transduce.decoding.cpu.greedy import GreedySearch
+        from transduce.decoding.cpu.prediction import packed_weights
+
         self.options = options
         weights = packed_weights(network)
         outputs = network.num_labels + 1
@@ -111,6 +111,9 @@ class BeamStream:
         *,
         follow: bool = True,
     ) -> None:
+        from transduce.decoding.cpu.beam import BeamSearch, limits_of
+        from transduce.decoding.cpu.prediction import packed_weights
+
         self.network, self.options = network, options
         self.most_vectors, self.follow = max(4, most_vectors), follow
         outputs = network.num_labels + 1
