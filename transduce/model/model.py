@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
 
 from transduce.architectures import Hypotheses
+from transduce.audio.windows import sound_rate
 from transduce.data.batches import Batch, Batches, Example
-from transduce.data.pairs import DataError, Frames
+from transduce.data.pairs import Audio, DataError, Frames
 from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.options import SearchOptions, widened
 from transduce.kernels.backends import Backend
@@ -20,6 +22,14 @@ from transduce.kernels.openmp import one_thread
 from transduce.model.checkpoint import MODEL_FILE, TrainedModel, load_ensemble, save_model
 from transduce.model.reading import GroupSizes, Reader, Ready
 from transduce.model.signature import Source, Unknown
+from transduce.model.stream import (
+    Endpoints,
+    Stream,
+    can_stream,
+    most_vectors,
+    search_long,
+    vector_times,
+)
 from transduce.model.tensors import CheckpointError
 from transduce.model.transcripts import Transcript, join_windows
 from transduce.networks import TranscriptionNetwork
@@ -119,12 +129,7 @@ class Model(TrainedModel):
         Width 1 is the greedy search, unless the options ask for several hypotheses or timings.
         Further options are the fields of `SearchOptions`.
         """
-        width = widened(beam_width, n_best)
-        known = [field.name for field in fields(SearchOptions)]
-        for name in options:
-            if name not in known:
-                raise TypeError(f"a model has no option {name}; the options are {', '.join(known)}")
-        asked = SearchOptions(width, n_best=n_best, with_timings=with_timings, **options)
+        asked = _search_options(beam_width, n_best, with_timings, options)
         sources = source if isinstance(source, list) else [source]
         found = list(self.transcripts(sources, asked))
         return found if isinstance(source, list) else found[0]
@@ -143,12 +148,14 @@ class Model(TrainedModel):
         For an input that cannot be read, yield the DataError. At most `at_once` inputs are held at
         a time, and fewer at first, so that the first results come soon; files of sound are also
         read ahead, two for each thread, and for a GPU as many as are searched meanwhile. Sound
-        longer than two minutes is read and searched in windows that end in pauses. `progress` is
-        called with the shares of inputs that are done; those of an input add up to 1.
+        longer than two minutes is read and searched in windows that end in pauses, or, if the model
+        can stream, as a stream. `progress` is called with the shares of inputs that are done; those
+        of an input add up to 1.
         """
         features = self.signature.features
         step = None if features is None else features.shift * self.config.pooling
-        reader = Reader(self.signature, self.device, unknown, step)
+        streamed = partial(self._streamed, options=options) if can_stream(self) else None
+        reader = Reader(self.signature, self.device, unknown, step, streamed=streamed)
         begun: list[Transcript | DataError] = []  # of an input with more parts to come
         for parts in reader.groups(sources, group_sizes(self.device, at_once)):
             yield from self._transcripts(parts, options, begun, progress)
@@ -179,13 +186,23 @@ class Model(TrainedModel):
         found = iter(search_examples(self, examples, options))
         for part in parts:
             read = part.read
-            begun.append(
-                read if isinstance(read, DataError) else self.transcript(read, next(found))
-            )
+            begun.append(self.transcript(read, next(found)) if isinstance(read, Example) else read)
             progress(part.share)
             if part.is_last:
                 yield self._joined(begun, options)
                 begun.clear()
+
+    def _streamed(self, source: Source, options: SearchOptions) -> Transcript:
+        """Return the transcript of long sound, which goes through a stream."""
+        stream = Stream(self, options, follow=False)
+        blocks, pair = self.signature.blocks(source)
+        for block in blocks:
+            stream.advance(block)
+        found = stream.finish()
+        if pair is None or not isinstance(pair.source, Audio) or found.recording is None:
+            return found
+        recording = replace(found.recording, sample_rate=sound_rate(pair.source))
+        return replace(found, name=pair.name, path=pair.source.path, recording=recording)
 
     def _joined(
         self, parts: Sequence[Transcript | DataError], options: SearchOptions
@@ -208,9 +225,34 @@ class Model(TrainedModel):
         # Without the sound, its duration is that of its windows.
         seconds = (example.num_frames - 1) * shift + window
         seconds = seconds if recording is None else recording.seconds
-        # A frame stands for the time around the middle of its window.
-        times = (shift * self.config.pooling, seconds, (window - shift) / 2)
-        return Transcript(*written, *times, path, recording)
+        times = vector_times(self)
+        assert times is not None
+        return Transcript(*written, times[0], seconds, times[1], path, recording)
+
+    def stream(
+        self,
+        *,
+        beam_width: int = 4,
+        n_best: int = 1,
+        with_timings: bool = True,
+        endpoints: Endpoints | None = None,
+        sample_rate: int | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Return a stream, which transcribes an input while it comes in.
+
+        The options are those of a call, with the same meaning; the stream's result is that of a
+        call with the same options, to the last bit. Samples have the model's own rate. With
+        `endpoints`, partial results say whether the utterance has ended.
+        """
+        features = self.signature.features
+        if sample_rate is not None and features is not None and sample_rate != features.sample_rate:
+            raise ValueError(
+                f"a stream takes {features.sample_rate} samples a second, not {sample_rate}; "
+                "record at that rate, or convert the samples first"
+            )
+        asked = _search_options(beam_width, n_best, with_timings, options)
+        return Stream(self, asked, endpoints)
 
     @property
     def latency(self) -> float | None:
@@ -274,6 +316,18 @@ def group_sizes(device: torch.device, at_once: int = MOST_INPUTS) -> GroupSizes:
     return GroupSizes(first, at_once, most)
 
 
+def _search_options(
+    beam_width: int, n_best: int, with_timings: bool, options: dict[str, Any]
+) -> SearchOptions:
+    """Return the options of a call; raise TypeError for an unknown name."""
+    width = widened(beam_width, n_best)
+    known = [field.name for field in fields(SearchOptions)]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"a model has no option {name}; the options are {', '.join(known)}")
+    return SearchOptions(width, n_best=n_best, with_timings=with_timings, **options)
+
+
 def sorts_by_length(model: TrainedModel, options: SearchOptions) -> bool:
     """Return whether scores are log Pr(y) / |y|, or log Pr(y), as those of an ensemble always."""
     return options.length_normalised and not isinstance(model.network, Ensemble)
@@ -285,18 +339,36 @@ def search_examples(
     """Return the hypotheses of each example, in the order of the examples."""
     network, device = model.network, model.device
     found: list[Hypotheses] = [()] * len(examples)
+    streams = can_stream(model)
+    if streams and not options.greedy:
+        long = [i for i, one in enumerate(examples) if _is_long(model, one)]
+        for i in long:
+            found[i] = search_long(model, examples[i].frames, options)
+        if long:
+            rest = [i for i in range(len(examples)) if i not in long]
+            others = search_examples(model, [examples[i] for i in rest], options)
+            for i, best in zip(rest, others, strict=True):
+                found[i] = best
+            return found
     unlabelled = [
         replace(example, labels=torch.empty(0)) if example.num_labels else example
         for example in examples
     ]
     most = SEARCHED_FRAMES.get(device.type, SEARCHED_FRAMES["cuda"])
-    backend = _backend([example.num_frames for example in examples], options, device)
+    backend: Backend = "auto"
+    if not streams:  # which have one result, whatever the input's length
+        backend = _backend([example.num_frames for example in examples], options, device)
     for indices, batch in batches_of(model, unlabelled, most // network.rows_per_input(options)):
         with one_thread() if backend == "eager" else nullcontext():
             hypotheses = network.search(batch, options, backend=backend)
         for i, best in zip(indices, hypotheses, strict=True):
             found[i] = best
     return found
+
+
+def _is_long(model: TrainedModel, example: Example) -> bool:
+    """Return whether an example has more vectors than the lattice of a stream."""
+    return example.num_vectors(model.config.pooling) > most_vectors(model)
 
 
 def _backend(num_frames: list[int], options: SearchOptions, device: torch.device) -> Backend:

@@ -7,7 +7,7 @@ searched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -22,21 +22,25 @@ from transduce.audio.windows import Window
 from transduce.data.batches import Example
 from transduce.data.pairs import DataError
 from transduce.model.signature import Sampled, Signature, Source, Unknown
+from transduce.model.transcripts import Transcript
 
 Read = TypeVar("Read", covariant=True)
 Group = TypeVar("Group")
 
 
 class Part(NamedTuple, Generic[Read]):
-    """An input, or a window of one that is long; the DataError if it could not be read."""
+    """An input, or a window of one that is long; the DataError if it could not be read.
+
+    Long sound that was searched while it was read is a transcript already.
+    """
 
     read: Read
     share: float  # of the input
     is_last: bool
 
 
-Ready = Part[Example | DataError]
-Raw = Part[Example | Sampled | DataError]  # as threads read it
+Ready = Part[Example | Transcript | DataError]
+Raw = Part[Example | Sampled | Transcript | DataError]  # as threads read it
 AnyPart = TypeVar("AnyPart", bound=Raw)
 
 
@@ -57,6 +61,7 @@ class Reader:
     unknown: Unknown = "refuse"
     step: float | None = None  # seconds that windows of long sound have a multiple of; None: whole
     convert: bool = True  # resample, and average channels, instead of refusing
+    streamed: Callable[[Source], Transcript] | None = None  # transcribes long sound, if not windows
 
     def groups(self, sources: Iterable[Source], sizes: GroupSizes) -> Iterator[Sequence[Ready]]:
         """Yield the parts of the inputs, in order, in groups.
@@ -97,8 +102,19 @@ class Reader:
             return iter([Part(self._read(source, longest), 1.0, True)])
         except LongSound:
             assert self.step is not None
+            if self.streamed is not None:
+                return iter([Part(self._transcript(source, self.streamed), 1.0, True)])
             parts = map(self._part, self.signature.windows(source, self.step))
             return chain([next(parts)], parts)
+
+    @staticmethod
+    def _transcript(
+        source: Source, streamed: Callable[[Source], Transcript]
+    ) -> Transcript | DataError:
+        try:
+            return streamed(source)
+        except DataError as error:
+            return error
 
     def _part(self, window: Window[Source]) -> Raw:
         return Part(self._read(window.sound), window.share, window.is_last)
@@ -131,7 +147,7 @@ def in_groups(parts: Iterable[AnyPart], sizes: GroupSizes) -> Iterator[list[AnyP
     for part in parts:
         held.append(part)
         num_inputs += part.is_last
-        num_frames += 0 if isinstance(part.read, DataError) else part.read.num_frames
+        num_frames += part.read.num_frames if isinstance(part.read, Example | Sampled) else 0
         if num_inputs == size or num_frames >= sizes.frames:
             yield held
             size, num_inputs, num_frames = min(2 * size, sizes.most), 0, 0

@@ -19,7 +19,7 @@ from transduce.audio.batched import frames_of_sounds
 from transduce.audio.cache import FrameReader, loudest, not_finite
 from transduce.audio.features import Features, FeatureSettings, Statistics
 from transduce.audio.sound import LongSound
-from transduce.audio.windows import Window, sample_windows, sound_windows
+from transduce.audio.windows import BLOCK, Window, sample_windows, sound_blocks, sound_windows
 from transduce.data.batches import Example
 from transduce.data.pairs import (
     Audio,
@@ -51,7 +51,7 @@ NO_LABELS = torch.empty(0, dtype=torch.int64)
 
 
 @cache
-def _frame_reader(settings: FeatureSettings | None, convert: bool = True) -> FrameReader:
+def frame_reader(settings: FeatureSettings | None, convert: bool = True) -> FrameReader:
     """Return the reader of sound for some settings; its filter tables are computed once."""
     return FrameReader(settings, convert=convert)
 
@@ -62,7 +62,7 @@ def _features(settings: FeatureSettings, device: torch.device) -> Features:
     return Features(settings).to(device)
 
 
-def _float_numbers(array: np.ndarray | Tensor) -> Tensor:
+def float_numbers(array: np.ndarray | Tensor) -> Tensor:
     """Return samples or frames in float32 on the CPU; scale whole samples to [-1, 1]."""
     if isinstance(array, np.ndarray) and array.dtype.kind not in "fiu":
         raise DataError(f"an array of {array.dtype} is neither samples nor frames; give numbers")
@@ -78,7 +78,7 @@ def _float_numbers(array: np.ndarray | Tensor) -> Tensor:
     return numbers.float()
 
 
-def _check_samples(samples: Tensor) -> None:
+def check_samples(samples: Tensor) -> None:
     """Raise a DataError for samples [N] that are no sound in [-1, 1]."""
     if len(samples) == 0:
         raise DataError("there are no samples; give a sound")
@@ -161,7 +161,7 @@ class Signature:
                 raise framed
             return replace(framed, labels=self._labels(framed.pair)) if with_labels else framed
         if isinstance(source, np.ndarray | Tensor):
-            frames, source = self._frames_of(_float_numbers(source)), ()
+            frames, source = self._frames_of(float_numbers(source)), ()
         pair = source if isinstance(source, Pair) else self._pair(source, name)
         labels = self._labels(pair) if with_labels else NO_LABELS
         if self.sources is not None:
@@ -171,7 +171,7 @@ class Signature:
                 raise pair.origin.error("a prediction network takes no source; give it labels")
             return Example(pair, torch.empty(0, dtype=torch.int64), labels)
         if frames is None:
-            frames = _frame_reader(self.features)(pair)
+            frames = frame_reader(self.features)(pair)
         if frames.shape[1] != self.input_size:
             raise self._wrong_size(pair, frames.shape[1])
         return Example(pair, self.statistics.normalise(frames), labels)
@@ -195,8 +195,8 @@ class Signature:
         if isinstance(source, np.ndarray | Tensor):
             if source.ndim != 1:
                 return None
-            wave, rate = _float_numbers(source), settings.sample_rate
-            _check_samples(wave)
+            wave, rate = float_numbers(source), settings.sample_rate
+            check_samples(wave)
             pair, recording = self._pair((), name), Recording(len(wave) / rate, rate, loudest(wave))
             if longest is not None and recording.seconds > longest:
                 raise LongSound(f"there are more than {longest:g} seconds")
@@ -204,7 +204,7 @@ class Signature:
             pair = source if isinstance(source, Pair) else self._pair(source, name)
             if not isinstance(pair.source, Audio):
                 return None
-            reader = _frame_reader(settings, convert)
+            reader = frame_reader(settings, convert)
             wave, recording = reader.read_samples(pair.source, pair.origin, longest)
         beyond = len(wave) - settings.window_samples
         num_frames = 0 if beyond < 0 else beyond // settings.shift_samples + 1
@@ -241,6 +241,17 @@ class Signature:
             f"there are {size} numbers a frame where the model was trained on {self.input_size}; "
             "compute them with its settings"
         )
+
+    def blocks(self, source: Source) -> tuple[Iterator[Tensor], Pair | None]:
+        """Return the samples of long sound, block by block, and its pair if it is in a file."""
+        assert self.features is not None
+        if isinstance(source, np.ndarray | Tensor):
+            samples = float_numbers(source)
+            check_samples(samples)
+            return iter(torch.split(samples, BLOCK * self.features.sample_rate)), None
+        pair = source if isinstance(source, Pair) else self._pair(source, None)
+        assert isinstance(pair.source, Audio)
+        return sound_blocks(pair.source, self.features.sample_rate, pair.origin), pair
 
     def windows(self, source: Source, step: float) -> Iterator[Window[Source]]:
         """Yield the windows of long sound, each but the last a whole number of `step` seconds long.
