@@ -118,6 +118,17 @@ class Driver:
         self.contexts.append(context.value)
         return 0
 
+    def cuDeviceGet(self, handle, device):
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context, handle):
+        context._obj.value = 12
+        return 0
+
+    def cuMemsetD32Async(self, place, value, words, stream):
+        # The driver refuses a thread without a context.
+        return 0 if self.contexts else 201
+
     def cuFuncSetAttribute(self, function, attribute, value):
         self.shared.append((function.value, attribute, value))
         return 0
@@ -137,11 +148,13 @@ def driver(monkeypatch):
     found = Driver()
     monkeypatch.setattr(nvrtc, "_driver", lambda: found)
     monkeypatch.setattr(nvrtc, "_thread", nvrtc._Thread())
-    return found
+    nvrtc._context.cache_clear()
+    yield found
+    nvrtc._context.cache_clear()
 
 
 def test_a_launch_passes_every_argument_in_64_bits(driver):
-    kernel = nvrtc.Kernel(ctypes.c_void_p(11), ctypes.c_void_p(12), 0)
+    kernel = nvrtc.Kernel(ctypes.c_void_p(11), 0)
     x = torch.zeros(3)
     kernel((5, 6), 64, (x, None, -7, 0.5, True), stream=9)
     half = struct.unpack("q", struct.pack("d", 0.5))[0]
@@ -150,7 +163,7 @@ def test_a_launch_passes_every_argument_in_64_bits(driver):
 
 
 def test_a_launch_sets_the_context_and_asks_for_shared_memory_once(driver):
-    kernel = nvrtc.Kernel(ctypes.c_void_p(11), ctypes.c_void_p(12), 0)
+    kernel = nvrtc.Kernel(ctypes.c_void_p(11), 0)
     for shared in (1000, 60_000, 60_000):
         kernel((1, 1), 32, (1, 2, 3, 4, 5), shared=shared, stream=0)
     assert driver.contexts == [12]
@@ -158,9 +171,14 @@ def test_a_launch_sets_the_context_and_asks_for_shared_memory_once(driver):
     assert [sizes[-1] for _, sizes, _, _ in driver.launched] == [1000, 60_000, 60_000]
 
 
+def test_a_fill_sets_the_context_of_a_thread_that_has_none(driver):
+    nvrtc.set_all_bits(torch.zeros(3), stream=0)
+    assert driver.contexts == [12]
+
+
 def test_a_launch_that_fails_is_said(driver):
     driver.code = 3
-    kernel = nvrtc.Kernel(ctypes.c_void_p(11), ctypes.c_void_p(12), 0)
+    kernel = nvrtc.Kernel(ctypes.c_void_p(11), 0)
     with pytest.raises(RuntimeError, match=r"a kernel's launch failed: out of order \(3\)"):
         kernel((1, 1), 32, (1, 2, 3, 4, 5), stream=0)
 

@@ -59,6 +59,23 @@ def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
 
 
+@cache
+def _context(device: int) -> ctypes.c_void_p:
+    """Return the context of a device that PyTorch uses, its primary one."""
+    context, handle = ctypes.c_void_p(), ctypes.c_int()
+    _check(_driver().cuDeviceGet(ctypes.byref(handle), device), "finding the GPU")
+    code = _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+    _check(code, "asking for the GPU's context")
+    return context
+
+
+def _enter_context(device: int) -> None:
+    """Make the device's context current in this thread; autograd's threads start without one."""
+    if _thread.device != device:
+        _check(_driver().cuCtxSetCurrent(_context(device)), "setting the context")
+        _thread.device = device
+
+
 def _check(code: int, what: str) -> None:
     """Raise RuntimeError if the driver returned an error code; `what` names the action."""
     if code:
@@ -101,8 +118,8 @@ def _compiled(
 class Kernel:
     """One kernel of a module, loaded on one device. All its arguments are 64 bits wide."""
 
-    def __init__(self, function: ctypes.c_void_p, context: ctypes.c_void_p, device: int) -> None:
-        self.function, self.context, self.device = function, context, device
+    def __init__(self, function: ctypes.c_void_p, device: int) -> None:
+        self.function, self.device = function, device
         self.shared = USUAL_SHARED
 
     def __call__(
@@ -124,9 +141,7 @@ class Kernel:
         thread, driver = _thread, _driver()
         # ctypes converts a whole list and plain ints fastest; declared types would cost more.
         thread.values[: len(arguments)] = [x if type(x) is int else _bits(x) for x in arguments]
-        if thread.device != self.device:  # autograd's threads start without a context
-            _check(driver.cuCtxSetCurrent(self.context), "setting the context")
-            thread.device = self.device
+        _enter_context(self.device)
         if shared > self.shared:
             code = driver.cuFuncSetAttribute(self.function, MAX_DYNAMIC_SHARED, shared)
             _check(code, f"asking for {shared} bytes of shared memory")
@@ -213,6 +228,7 @@ def aligned(tensor: Tensor) -> Tensor:
 
 def set_all_bits(tensor: Tensor, stream: int) -> None:
     """Set every bit of a tensor, on the stream of a handle."""
+    _enter_context(tensor.get_device())
     handle, place = ctypes.c_void_p(stream), ctypes.c_void_p(tensor.data_ptr())
     words = ctypes.c_size_t(tensor.nbytes // 4)
     if code := _driver().cuMemsetD32Async(place, 0xFFFFFFFF, words, handle):
@@ -235,13 +251,8 @@ def kernels(
 ) -> tuple[Kernel, ...]:
     """Return the named kernels of a source, loaded on a device, which must be the current one."""
     code = compile_cuda(source, options, torch.cuda.get_device_capability(device))
-    module, context, handle = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
-    _check(_driver().cuDeviceGet(ctypes.byref(handle), device), "finding the GPU")
-    # PyTorch uses the primary context; this thread may have none yet.
-    code_of_context = _driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
-    _check(code_of_context, "asking for the GPU's context")
-    _check(_driver().cuCtxSetCurrent(context), "setting the context")
-    _thread.device = device
+    _enter_context(device)
+    module = ctypes.c_void_p()
     _check(_driver().cuModuleLoadData(ctypes.byref(module), code), "loading a module")
     loaded = []
     for name in names:
@@ -250,5 +261,5 @@ def kernels(
             _driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()),
             f"finding {name}",
         )
-        loaded.append(Kernel(function, context, device))
+        loaded.append(Kernel(function, device))
     return tuple(loaded)
