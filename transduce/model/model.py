@@ -248,12 +248,11 @@ class Model(TrainedModel):
         path = None if isinstance(source, tuple) else source.path
         if signature.features is None or isinstance(source, Frames):
             return Transcript(*written, path=path)
-        shift, window = signature.features.shift, signature.features.window
+        shift, margin = signature.features.shift, signature.features.margin
         # Without the sound, its duration is that of its windows.
-        seconds = (example.num_frames - 1) * shift + window
+        seconds = example.num_frames * shift + 2 * margin
         seconds = seconds if recording is None else recording.seconds
-        # A frame stands for the time around the middle of its window.
-        times = (shift * self.config.pooling, seconds, (window - shift) / 2)
+        times = (shift * self.config.pooling, seconds, margin)
         return Transcript(*written, *times, path, recording)
 
     def to(self, device: torch.device | str) -> Model:
