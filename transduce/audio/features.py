@@ -113,6 +113,11 @@ class FeatureSettings:
         """Return the convention of the kind."""
         return CONVENTIONS[self.kind]
 
+    @property
+    def lookahead(self) -> int:
+        """Return the frames to the right on which the deltas of a frame depend."""
+        return self.num_deltas * self.delta_reach
+
     def as_spectrogram(self) -> FeatureSettings:
         """Return settings for a spectrogram of the same windows, to draw the sound."""
         return replace(self, kind="log_mel", num_channels=64, num_deltas=0)
@@ -274,12 +279,11 @@ def mel_filters(settings: FeatureSettings, fft_size: int) -> Tensor:
         width = hertz_to_mel(torch.tensor(top, dtype=torch.float64)) / (num_channels + 1)
         peaks = width * steps[1:-1]
         return (1 - (hertz_to_mel(hertz)[:, None] - peaks).abs() / width).clamp(min=0)
-    left, peak, right = slaney_to_hertz(hertz_to_slaney(top) / (num_channels + 1) * steps).unfold(
-        0, num_channels, 1
-    )
+    edges = slaney_to_hertz(hertz_to_slaney(top) / (num_channels + 1) * steps)
+    left, peak, right = edges[:-2], edges[1:-1], edges[2:]
     rising = (hertz[:, None] - left) / (peak - left)
     falling = (right - hertz[:, None]) / (right - peak)
-    return 2 / (right - left) * rising.minimum(falling).clamp(min=0)
+    return rising.minimum(falling).clamp(min=0) * 2 / (right - left)
 
 
 def deltas(frames: Tensor, num_frames: Tensor, reach: int) -> Tensor:

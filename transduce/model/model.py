@@ -255,6 +255,22 @@ class Model(TrainedModel):
         times = (shift * self.config.pooling, seconds, margin)
         return Transcript(*written, *times, path, recording)
 
+    @property
+    def latency(self) -> float | None:
+        """The seconds of sound from the start of a transcription vector to all that it depends on.
+
+        This algorithmic latency is that of the window of a vector's last frame, with the frames of
+        the lookahead and the deltas after it. None if the model sees the whole input before its
+        first output, because it is bidirectional, reads backwards or is an ensemble, and None if
+        its input is not sound.
+        """
+        config, features = self.config, self.signature.features
+        whole = config.bidirectional or config.backwards or isinstance(self.network, Ensemble)
+        if whole or features is None:
+            return None
+        ahead = config.pooling - 1 + config.lookahead + features.lookahead
+        return ahead * features.shift + features.window
+
     def to(self, device: torch.device | str) -> Model:
         """Move the network to a device; return the model."""
         self.network.to(device)
