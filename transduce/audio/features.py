@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -157,6 +157,7 @@ class Features(nn.Module):
         self.settings = settings = settings or FeatureSettings()
         N = settings.window_samples
         self.fft_size = 1 << (N - 1).bit_length()
+        self._tables: Any = None  # of the compiled kernels
         for name, table in (
             ("weights", window_weights(settings.convention.weighting, N)),
             ("filters", mel_filters(settings, self.fft_size)),
@@ -192,13 +193,32 @@ class Features(nn.Module):
             waves = self._mirrored(waves, num_samples)
         if waves.shape[1] < settings.window_samples:
             return waves.new_zeros(len(waves), 0, settings.size), num_frames
-        windows = waves.unfold(1, settings.window_samples, settings.shift_samples)
-        frames = torch.cat([self._static(block) for block in torch.split(windows, BLOCK, 1)], 1)
+        frames = self.static(waves)
         inside = torch.arange(frames.shape[1], device=frames.device) < num_frames[:, None]
-        parts = [frames]
-        for _ in range(settings.num_deltas):
-            parts.append(deltas(parts[-1], num_frames, settings.delta_reach))
-        return torch.cat(parts, -1).masked_fill(~inside[..., None], 0.0), num_frames
+        frames = append_deltas(frames, num_frames, settings)
+        return frames.masked_fill(~inside[..., None], 0.0), num_frames
+
+    def static(self, waves: Tensor) -> Tensor:
+        """Compute the frames of samples [B, N], at least a window, without deltas.
+
+        Without gradients, a frame of float32 samples on the CPU depends on its own window alone, to
+        the last bit; compiled kernels compute it.
+        """
+        settings = self.settings
+        length, shift = settings.window_samples, settings.shift_samples
+        on_cpu = waves.device.type == "cpu" and waves.dtype == torch.float32 and self.fft_size > 1
+        if on_cpu and not (torch.is_grad_enabled() and waves.requires_grad):
+            from transduce.audio.spectra import frames_of, tables
+
+            if self._tables is None:
+                self._tables = tables(
+                    *(self.weights, self.filters, self.cosines, self.fft_size, shift),
+                    *(settings.pre_emphasis, settings.kind == "cepstra"),
+                    *(settings.convention.sample_scale, settings.convention.remove_mean),
+                )
+            return frames_of(waves.detach(), self._tables, 1 + (waves.shape[1] - length) // shift)
+        windows = waves.unfold(1, length, shift)
+        return torch.cat([self._static(block) for block in torch.split(windows, BLOCK, 1)], 1)
 
     def _mirrored(self, waves: Tensor, num_samples: Tensor) -> Tensor:
         """Return the samples that all windows cover; mirror each sound beyond its ends."""
@@ -284,6 +304,14 @@ def mel_filters(settings: FeatureSettings, fft_size: int) -> Tensor:
     rising = (hertz[:, None] - left) / (peak - left)
     falling = (right - hertz[:, None]) / (right - peak)
     return rising.minimum(falling).clamp(min=0) * 2 / (right - left)
+
+
+def append_deltas(frames: Tensor, num_frames: Tensor, settings: FeatureSettings) -> Tensor:
+    """Append the deltas of all orders to frames [B, T, D]: [B, T, (1 + num_deltas) D]."""
+    parts = [frames]
+    for _ in range(settings.num_deltas):
+        parts.append(deltas(parts[-1], num_frames, settings.delta_reach))
+    return torch.cat(parts, -1)
 
 
 def deltas(frames: Tensor, num_frames: Tensor, reach: int) -> Tensor:
