@@ -286,6 +286,32 @@ def test_sherpa_onnx_streams_30_sounds_as_we_recognise_them(tmp_path):
     assert num_tokens > 50
 
 
+def test_sherpa_onnx_takes_the_best_path_of_ctc_as_we_do(tmp_path):
+    sherpa_onnx = pytest.importorskip("sherpa_onnx")
+    model = trained_model("sherpa_streaming", steps=0)
+    config = NetworkConfig("ctc", hidden_size=24, num_layers=2, pooling=2)
+    torch.manual_seed(0)
+    network = build_network(config, model.signature.input_size, 5).eval()
+    with torch.no_grad():
+        for weights in network.parameters():
+            weights *= 6
+    model = replace(model, network=network, config=config)
+    assert unlike_sherpa(model) is None
+    export_onnx(model, tmp_path / "out")
+    files = [str(tmp_path / "out" / name) for name in ("model.onnx", "tokens.txt")]
+    recogniser = sherpa_onnx.OfflineRecognizer.from_nemo_ctc(*files, feature_dim=24)
+    waves = [melody(seed)[0] for seed in range(200, 230)]
+    # sherpa-onnx rounds the number of pooled vectors down, so give it an even number of frames.
+    waves = [wave[: len(wave) // 320 * 320 - 80] for wave in waves]
+    ours = model(waves)
+    assert sum(len(transcript.symbols) for transcript in ours) > 50
+    for wave, transcript in zip(waves, ours, strict=True):
+        stream = recogniser.create_stream()
+        stream.accept_waveform(RATE, wave.numpy())
+        recogniser.decode_stream(stream)
+        assert tuple(stream.result.tokens) == transcript.symbols
+
+
 def test_what_sherpa_onnx_computes_otherwise_is_named():
     model = trained_model(steps=0)
     assert unlike_sherpa(model) is None

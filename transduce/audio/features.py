@@ -53,7 +53,7 @@ class FeatureSettings:
     """The kind and the parameters of frames. The defaults are the paper's, 26 numbers a frame."""
 
     # sherpa: the log mel spectrogram that sherpa-onnx computes for NeMo's transducers;
-    # sherpa_streaming: the one that it computes for their streaming recogniser.
+    # sherpa_streaming: the one that it computes for their streaming recogniser, and for CTC.
     kind: Kind = "cepstra"
     sample_rate: int = 16_000  # samples a second
     window: float = 0.025  # seconds

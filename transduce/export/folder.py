@@ -71,7 +71,8 @@ def unlike_sherpa(model: TrainedModel) -> str | None:
         return None
     if features is None:
         return "the model reads frames that were computed elsewhere, not sherpa-onnx's features"
-    kind = "sherpa" if model.config.bidirectional else "sherpa_streaming"
+    is_ctc = isinstance(model.network, CTC)
+    kind = "sherpa" if model.config.bidirectional and not is_ctc else "sherpa_streaming"
     if features.kind not in ("sherpa", "sherpa_streaming"):
         return (
             f"the model was trained on {features.kind} features, not on sherpa-onnx's, and makes "
@@ -85,11 +86,10 @@ def unlike_sherpa(model: TrainedModel) -> str | None:
         return f"sherpa-onnx has no setting {others[0]} {getattr(features, others[0])}"
     if features.kind == kind:
         return None
-    recogniser = "streaming" if features.kind == "sherpa" else "offline"
+    recogniser = "CTC" if is_ctc else "offline" if kind == "sherpa" else "streaming"
     return (
         f"features of the kind {features.kind} are not those of sherpa-onnx's {recogniser} "
-        f"recogniser; for it, train with --data.features.kind "
-        f"{'sherpa_streaming' if recogniser == 'streaming' else 'sherpa'}"
+        f"recogniser; for it, train with --data.features.kind {kind}"
     )
 
 
