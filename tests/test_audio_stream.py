@@ -15,6 +15,9 @@ SETTINGS = {
     "log mel": FeatureSettings("log_mel", 2000, num_deltas=0, num_channels=12),
     "two deltas": FeatureSettings(sample_rate=1000, num_deltas=2, delta_reach=3),
     "windows with gaps": FeatureSettings(sample_rate=1000, window=0.005, shift=0.012),
+    "sherpa": FeatureSettings("sherpa", 2000, num_deltas=0, num_channels=12),
+    "sherpa with deltas": FeatureSettings("sherpa_streaming", 1000, num_channels=9),
+    "sherpa with gaps": FeatureSettings("sherpa", 1000, window=0.005, shift=0.012),
 }
 
 
@@ -56,7 +59,7 @@ def test_a_frame_does_not_depend_on_where_its_window_is():
 
 def test_the_compiled_frames_are_as_exact_as_those_of_pytorch():
     wave = torch.randn(1, 16_000) / 10
-    for settings_ in (FeatureSettings(), SPECTROGRAM):
+    for settings_ in (FeatureSettings(), SPECTROGRAM, FeatureSettings("sherpa", num_channels=40)):
         features = Features(settings_)
         exact = Features(settings_).double()(wave.double())[0]
         plain = features(wave.requires_grad_())[0].detach()  # by PyTorch's own operations

@@ -20,6 +20,8 @@ from transduce.data.manifest import read_manifest
 from transduce.data.pairs import Audio, DataError, Frames, Notation, Origin, Pair
 
 PHONES = Notation("spaces", "NFC")
+SHERPA_WINDOWS = {"sherpa": ("povey", -400), "sherpa_streaming": ("hann", 8000)}
+SHERPA = [FeatureSettings(kind=kind, num_channels=80, num_deltas=0) for kind in SHERPA_WINDOWS]
 
 
 def noise(num_samples, seed=0):
@@ -44,14 +46,21 @@ def kaldi(wave, settings):
     options = knf.MfccOptions() if cepstra else knf.FbankOptions()
     options.frame_opts.samp_freq = settings.sample_rate
     options.frame_opts.dither = 0
-    options.frame_opts.window_type = "hamming"
     options.mel_opts.num_bins = settings.num_channels
     options.mel_opts.low_freq = 0
+    if settings.kind in SHERPA_WINDOWS:  # as sherpa-onnx sets them for NeMo's transducers
+        options.frame_opts.window_type, options.mel_opts.high_freq = SHERPA_WINDOWS[settings.kind]
+        options.frame_opts.snip_edges = False
+        options.frame_opts.remove_dc_offset = False
+        options.mel_opts.is_librosa = True
+    else:
+        options.frame_opts.window_type = "hamming"
+        wave = wave * 32768
     if cepstra:
         options.num_ceps = 1 + settings.num_cepstra
         options.cepstral_lifter = settings.lifter
     computer = knf.OnlineMfcc(options) if cepstra else knf.OnlineFbank(options)
-    computer.accept_waveform(settings.sample_rate, (wave * 32768).tolist())
+    computer.accept_waveform(settings.sample_rate, wave.tolist())
     computer.input_finished()
     frames = [computer.get_frame(i) for i in range(computer.num_frames_ready)]
     return torch.from_numpy(np.stack(frames))
@@ -70,7 +79,9 @@ def check_against_kaldi(wave, settings):
     assert errors[0] <= 2 * errors[1] + 1e-6
 
 
-@pytest.mark.parametrize("settings", [FeatureSettings(), SPECTROGRAM], ids=["cepstra", "log_mel"])
+@pytest.mark.parametrize(
+    "settings", [FeatureSettings(), SPECTROGRAM, *SHERPA], ids=lambda settings: settings.kind
+)
 def test_real_speech_gives_kaldis_numbers(sounds, settings):
     for wave in sounds:
         check_against_kaldi(wave, settings)
@@ -82,6 +93,19 @@ def test_noise_gives_kaldis_numbers_at_other_settings(rate, lifter):
     check_against_kaldi(noise(2 * rate), settings)
 
 
+@pytest.mark.parametrize("settings", SHERPA, ids=lambda settings: settings.kind)
+@pytest.mark.parametrize("num_samples", [32_000, 16_079, 16_080, 401, 399, 150, 80])
+def test_noise_gives_the_numbers_that_sherpa_onnx_computes(settings, num_samples):
+    check_against_kaldi(noise(num_samples), settings)
+
+
+def test_sound_shorter_than_half_a_shift_has_no_frame_of_sherpa_onnx():
+    for num_samples in (79, 1, 0):
+        frames, num_frames = Features(SHERPA[0])(noise(num_samples)[None])
+        assert frames.shape == (1, 0, 80)
+        assert num_frames.tolist() == [0]
+
+
 def test_the_papers_frames_are_26_numbers_every_10_ms():
     assert FeatureSettings().size == 26
     frames, num_frames = Features()(noise(16_000)[None])
@@ -90,7 +114,7 @@ def test_the_papers_frames_are_26_numbers_every_10_ms():
     assert SPECTROGRAM.size == 40
 
 
-@pytest.mark.parametrize("settings", [FeatureSettings(num_deltas=2), SPECTROGRAM])
+@pytest.mark.parametrize("settings", [FeatureSettings(num_deltas=2), SPECTROGRAM, *SHERPA])
 def test_a_batch_gives_what_each_gives_alone_whatever_the_padding(settings):
     lengths = [16_000, 7_777, 401, 400, 399, 0]
     waves = torch.full((len(lengths), 16_000), torch.nan)
@@ -98,7 +122,8 @@ def test_a_batch_gives_what_each_gives_alone_whatever_the_padding(settings):
         waves[b, :length] = noise(length, seed=b)
     features = Features(settings)
     frames, num_frames = features(waves, torch.tensor(lengths))
-    assert num_frames.tolist() == [98, 47, 1, 1, 0, 0]
+    centred = settings.kind in SHERPA_WINDOWS
+    assert num_frames.tolist() == ([100, 49, 3, 3, 2, 0] if centred else [98, 47, 1, 1, 0, 0])
     for b, (length, T) in enumerate(zip(lengths, num_frames.tolist(), strict=True)):
         alone, _ = features(noise(length, seed=b)[None])
         assert alone.shape[1] == T
@@ -121,7 +146,8 @@ def test_deltas_are_slopes_and_the_ends_repeat():
 @pytest.mark.parametrize(
     "wrong, problem",
     [
-        (dict(kind="mfcc"), "kind must be cepstra or log_mel"),
+        (dict(kind="mfcc"), "kind must be cepstra, log_mel, sherpa or sherpa_streaming, not"),
+        (dict(kind="sherpa", sample_rate=800), "so sample_rate must be more than 800"),
         (dict(num_cepstra=26), "num_cepstra must be between 1 and num_channels - 1 = 25"),
         (dict(shift=0.0), "shift must be positive"),
         (dict(window=float("nan")), "window must be positive"),

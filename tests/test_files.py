@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from transduce.files import write_by_rename
+from transduce.files import write_by_rename, write_folder_by_rename
 
 
 def test_a_file_is_written_and_replaced_and_its_folder_made(tmp_path):
@@ -73,3 +73,22 @@ def test_many_writers_of_one_path_do_not_meet(tmp_path):
     assert failures == []
     assert path.read_bytes() in contents
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "rename"])
+def test_a_folder_that_cannot_be_written_whole_is_not_written(tmp_path, monkeypatch, failing):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(f"transduce.files.os.{failing}", fail)
+    with pytest.raises(OSError, match="No space") as failure:
+        write_folder_by_rename(tmp_path / "out", {"a": b"1", "b": b"2"})
+    assert failure.value.filename == str(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_written_with_all_its_files(tmp_path):
+    folder = tmp_path / "new" / "out"
+    write_folder_by_rename(folder, {"a": b"1", "b": b"2"})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"a": b"1", "b": b"2"}
+    assert list(folder.parent.iterdir()) == [folder]

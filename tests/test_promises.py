@@ -48,9 +48,10 @@ ORDER = [
     *("analysis.lattice", "analysis.sensitivity", "analysis.colours", "analysis.figures"),
     "analysis",
     "demo",
+    *("export.graphs", "export.folder", "export"),
     *("web.sounds", "web.wire", "web.explorer", "web.server", "web"),
     *("cli.terminal", "cli.runs", "cli.search", "cli.evaluate", "cli.train", "cli.transcribe"),
-    *("cli.plot", "cli.explore", "cli.warm_up", "cli"),
+    *("cli.plot", "cli.explore", "cli.export", "cli.warm_up", "cli"),
     "__main__",
 ]
 

@@ -10,7 +10,6 @@ import soundfile
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory import extra_megabytes, needs_proc
 
 from transduce.alphabet import Alphabet
 from transduce.architectures import NetworkConfig, build_network
@@ -28,7 +27,7 @@ RATE = 2000
 SPACES, CHARACTERS = Notation("spaces", None), Notation("characters", None)
 
 
-def sharp(network, factor=4.0, null=1.0):
+def sharp(network, factor=8.0, null=0.0):
     """Return the network with larger weights, so that its outputs depend on its input."""
     with torch.no_grad():
         for weights in network.parameters():
@@ -151,15 +150,15 @@ def test_no_input_gives_an_empty_transcript():
 
 def test_stable_labels_never_change_and_begin_the_result():
     model, samples = MODELS["lookahead"], noise(6000)
-    stream, before, spans = model.stream(beam_width=4), (), []
+    stream, before, timings = model.stream(beam_width=4), (), ()
     for part in np.split(samples, 60):
         partial = stream.accept(part)
         stable = partial.stable
         assert stable.symbols[: len(before)] == before
-        timed = stable.spans(stable.hypotheses[0])
-        # The end of the last label depends on what follows it.
-        assert [span.peak for span in timed[: len(spans)]] == [span.peak for span in spans]
-        before, spans = stable.symbols, timed
+        [timed] = stable.hypotheses
+        assert len(stable.spans(timed)) == len(stable.symbols)
+        assert timed.timings[: len(timings)] == timings
+        before, timings = stable.symbols, timed.timings
         unstable = partial.unstable
         assert len(unstable.spans(unstable.hypotheses[0])) == len(unstable.symbols)
         assert str(partial).split() == [*stable.symbols, *unstable.symbols]
@@ -257,7 +256,7 @@ def test_an_utterance_ends_after_silence_and_not_without_rules():
     assert ends == sorted(ends) and not ends[3] and ends[-1]
     stream.reset()
     assert not stream.accept(noise(200)).is_endpoint
-    assert not any(model.stream().accept(noise(80_000)).is_endpoint for _ in range(1))
+    assert not any(model.stream().accept(noise(8000)).is_endpoint for _ in range(1))
 
 
 # --- Long sound ---------------------------------------------------------------------------------
@@ -266,11 +265,12 @@ def test_an_utterance_ends_after_silence_and_not_without_rules():
 def test_long_sound_goes_through_a_stream_from_samples_and_files_alike(tmp_path):
     features = FeatureSettings("log_mel", 1000, num_channels=8, num_deltas=0)
     model = sound_model(features, pooling=4, lookahead=2, num_layers=1)
+    model.network.transcription_network.output.bias.data[0] += 1.5  # fewer labels
     samples = noise(150_000)
     options = dict(beam_width=2, with_timings=True)
     whole = model(samples, **options)
     assert streamed(model, np.split(samples, 25), **options) == whole
-    assert whole.seconds == 150.0 and len(whole.symbols) > 100
+    assert whole.seconds == 150.0 and len(whole.symbols) > 10
     soundfile.write(tmp_path / "long.wav", samples, 1000, subtype="FLOAT")
     read = model(tmp_path / "long.wav", **options)
     assert read.hypotheses == whole.hypotheses
@@ -290,23 +290,6 @@ def test_blocks_of_a_file_are_resampled_without_seams(tmp_path):
         found = torch.cat(list(sound_blocks(audio, 1000, Origin(path))))
         assert found.shape == whole.shape
         torch.testing.assert_close(found, whole, atol=2e-7, rtol=0)
-
-
-@needs_proc
-def test_the_memory_of_a_stream_does_not_grow_with_its_input():
-    features = FeatureSettings("log_mel", 1000, num_channels=8, num_deltas=0)
-    model = sound_model(features, pooling=4, num_layers=1)
-    block = noise(60_000)
-
-    def run(minutes):
-        stream = Stream(model, model.stream(beam_width=2).options, follow=False)
-        for _ in range(minutes):
-            stream.advance(block)
-        return stream.finish()
-
-    run(3)
-    short, long = (extra_megabytes(lambda n=n: run(n)) for n in (4, 40))
-    assert long < short + 10  # its output grows: hundreds of bytes a label
 
 
 # --- Errors -------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory import extra_megabytes, needs_proc
 
 from transduce import SearchOptions
 from transduce.decoding.search import run_search
@@ -153,6 +154,47 @@ def test_a_beam_that_never_agrees_is_made_to():
     stream.accept(f[20:])
     assert stream.progress().num_stable == 1
     assert [h.labels for h in stream.finish()] == [(1,)]
+
+
+def planted(number):
+    """Return vectors that emit a label in every fifth frame."""
+    f = vectors(number, null=6.0, scale=0.5)
+    names = torch.arange(number // 5) % LABELS
+    f[::5, 1:] += 12.0 * torch.nn.functional.one_hot(names, LABELS)
+    return f
+
+
+@needs_proc
+@pytest.mark.parametrize("follow", [False, True])
+def test_the_memory_of_a_stream_does_not_grow_with_its_input(follow):
+    network, f = network_without_repeats(), planted(1000)
+
+    def run(times):
+        stream = BeamStream(network, SearchOptions(4), 800, follow=follow)
+        for _ in range(times):
+            stream.accept(f)
+        assert len(stream.finish()[0].labels) == 200 * times
+        trie = stream._search.search.prefixes.parent.size
+        assert len(stream._f) <= 800 and trie <= 4096 and stream._search.num_before > 0
+
+    run(2)
+    short, long = (extra_megabytes(lambda n=n: run(n)) for n in (3, 30))
+    assert long < short + 5  # the output: some hundred bytes a label
+
+
+def test_labels_that_may_come_at_any_time_are_bounded_too():
+    network = network_of()
+    with torch.no_grad():
+        for weights in network.parameters():
+            weights.zero_()
+    f = torch.zeros(1, LABELS + 1).repeat(400, 1)
+    f[:, 1] = 1.5  # the same label, at every time alike
+    stream = BeamStream(network, SearchOptions(2), 20)
+    stream.accept(f)
+    [found] = stream.finish()
+    assert len(found.labels) > 60
+    assert len(found.labels) - stream._search.num_before <= 20 + 20 * 20
+    assert stream._search.search.prefixes.parent.size <= 4096
 
 
 @settings(max_examples=30, deadline=None)

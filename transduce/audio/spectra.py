@@ -23,7 +23,7 @@ LANES = 16  # windows of a group: two AVX2 registers, or one of AVX-512
 class Tables(NamedTuple):
     """The constants of the transform from windows of N samples to frames, in float32."""
 
-    hamming: np.ndarray  # [N], times the scale of samples
+    weights: np.ndarray  # [N], of the samples of a window
     cosine: np.ndarray  # [fft_size / 2], of the angles -2 pi k / fft_size
     sine: np.ndarray  # [fft_size / 2]
     filters: np.ndarray  # [bins, channels]
@@ -33,16 +33,20 @@ class Tables(NamedTuple):
     shift: int
     pre_emphasis: np.float32
     as_cepstra: bool
+    scale: np.float32  # of the samples
+    remove_mean: bool  # of each window
 
 
 def tables(
-    hamming: Tensor,
+    weights: Tensor,
     filters: Tensor,
     cosines: Tensor,
     fft_size: int,
     shift: int,
     pre_emphasis: float,
     as_cepstra: bool,
+    scale: float,
+    remove_mean: bool,
 ) -> Tables:
     """Collect the constants of `frames_of`."""
     angles = -2 * math.pi * np.arange(fft_size // 2) / fft_size
@@ -51,10 +55,11 @@ def tables(
     first = np.where(inside.any(0), inside.argmax(0), 0)
     last = np.where(inside.any(0), len(dense) - inside[::-1].argmax(0), 0)
     return Tables(
-        hamming.numpy(),
+        weights.numpy(),
         np.cos(angles).astype(np.float32),
         np.sin(angles).astype(np.float32),
         *(dense, first, last, cosines.numpy(), shift, np.float32(pre_emphasis), as_cepstra),
+        *(np.float32(scale), remove_mean),
     )
 
 
@@ -69,7 +74,7 @@ def frames_of(waves: Tensor, constants: Tables, num_frames: int) -> Tensor:
 
 @compiled
 def _frames(waves, tables, frames):
-    half, N = tables.cosine.size, tables.hamming.size
+    half, N = tables.cosine.size, tables.weights.size
     x = np.empty((N, LANES), np.float32)
     re, im, re_next, im_next = (
         np.empty((half, LANES), np.float32), np.empty((half, LANES), np.float32),
@@ -80,8 +85,8 @@ def _frames(waves, tables, frames):
     for b in range(waves.shape[0]):
         for t in range(0, frames.shape[1], LANES):
             number = min(LANES, frames.shape[1] - t)
-            _load(waves[b, t * tables.shift :], number, tables.shift, x)
-            log_energy = _centre(x)
+            _load(tables, waves[b, t * tables.shift :], number, x)
+            log_energy = _centre(tables, x)
             _emphasise(x, tables, re, im)
             _transform(tables, re, im, re_next, im_next)
             _powers(tables, re, im, power)
@@ -90,9 +95,9 @@ def _frames(waves, tables, frames):
 
 
 @compiled
-def _load(wave, number, shift, x):
-    """Copy windows into the lanes, in the scale of 16-bit integers; lanes that are left repeat."""
-    scale = np.float32(32768)
+def _load(tables, wave, number, x):
+    """Copy windows into the lanes, in their scale; lanes that are left repeat."""
+    scale, shift = tables.scale, tables.shift
     for lane in range(LANES):
         start = min(lane, number - 1) * shift
         for n in range(x.shape[0]):
@@ -100,15 +105,15 @@ def _load(wave, number, shift, x):
 
 
 @compiled
-def _centre(x):
-    """Subtract the mean of each window; return ln of its energy."""
+def _centre(tables, x):
+    """Subtract the mean of each window, unless it shall stay; return ln of the window's energy."""
     total, energy = np.zeros(LANES, np.float64), np.zeros(LANES, np.float64)
     for n in range(x.shape[0]):
         for lane in range(LANES):
             total[lane] += x[n, lane]
     mean = np.empty(LANES, np.float32)
     for lane in range(LANES):
-        mean[lane] = total[lane] / x.shape[0]
+        mean[lane] = total[lane] / x.shape[0] if tables.remove_mean else 0.0
     for n in range(x.shape[0]):
         for lane in range(LANES):
             x[n, lane] -= mean[lane]
@@ -133,12 +138,12 @@ def _log(x):
 @compiled
 def _emphasise(x, tables, re, im):
     """Pre-emphasise and weight the windows; write them as complex numbers of two samples each."""
-    hamming, pre_emphasis = tables.hamming, tables.pre_emphasis
-    N = hamming.size
+    weights, pre_emphasis = tables.weights, tables.pre_emphasis
+    N = weights.size
     re[:], im[:] = 0, 0
     for n in range(N):
         row = re[n // 2] if n % 2 == 0 else im[n // 2]
-        here, before, weight = x[n], x[max(0, n - 1)], hamming[n]
+        here, before, weight = x[n], x[max(0, n - 1)], weights[n]
         for lane in range(LANES):
             row[lane] = (here[lane] - pre_emphasis * before[lane]) * weight
 

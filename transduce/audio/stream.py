@@ -23,6 +23,8 @@ class FrameStream:
         # Frames without deltas: those still to be returned, and what their deltas reach back to.
         self._static = torch.empty(0, features.settings.size // (1 + features.settings.num_deltas))
         self._first = 0  # the number of frames before them
+        # The first samples, until there are enough to mirror them: None if that is done.
+        self._beginning = torch.empty(0) if features.settings.convention.centred else None
 
     @torch.no_grad()
     def accept(self, samples: Tensor, *, is_last: bool = False) -> Tensor:
@@ -32,6 +34,12 @@ class FrameStream:
         """
         settings = self.features.settings
         self.num_samples += len(samples)
+        if settings.convention.centred:
+            if is_last and self.num_samples < settings.window_samples:
+                assert self._beginning is not None
+                whole = torch.cat([self._beginning, samples])
+                return self.statistics.normalise(self.features(whole[None])[0][0])
+            samples = self._mirrored(samples, is_last)
         skipped = min(self._skipped, len(samples))
         self._skipped -= skipped
         wave = torch.cat([self._samples, samples[skipped:]])
@@ -43,6 +51,25 @@ class FrameStream:
             self._static = torch.cat([self._static, new])
         self._samples = wave
         return self.statistics.normalise(self._with_deltas(is_last))
+
+    def _mirrored(self, samples: Tensor, is_last: bool) -> Tensor:
+        """Return the samples with the mirrored sound before the first and after the last one."""
+        window, shift = self.features.settings.window_samples, self.features.settings.shift_samples
+        before = window // 2 - shift // 2
+        if self._beginning is not None:
+            samples = torch.cat([self._beginning, samples])
+            if len(samples) < window:
+                self._beginning = samples
+                return samples[:0]
+            self._beginning, self._skipped = None, max(0, -before)
+            samples = torch.cat([samples[: max(0, before)].flip(0), samples])
+        if is_last:
+            num_frames = int(self.features.num_frames(torch.tensor(self.num_samples)))
+            after = (num_frames - 1) * shift + window - before - self.num_samples
+            if after > 0:
+                end = torch.cat([self._samples, samples])[-after:]
+                samples = torch.cat([samples, end.flip(0)])
+        return samples
 
     def _with_deltas(self, is_last: bool) -> Tensor:
         """Return the frames whose deltas are complete; forget what no later delta reaches."""

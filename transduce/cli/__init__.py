@@ -8,6 +8,7 @@ import cyclopts
 import transduce
 from transduce.cli.evaluate import evaluate
 from transduce.cli.explore import explore
+from transduce.cli.export import export
 from transduce.cli.plot import plot
 from transduce.cli.terminal import user_errors
 from transduce.cli.train import demo, recipes, table, train
@@ -19,6 +20,7 @@ __all__ = [
     "demo",
     "evaluate",
     "explore",
+    "export",
     "main",
     "phonemize",
     "plot",
@@ -39,7 +41,7 @@ app = cyclopts.App(
 COMMANDS: list[Callable[..., None]] = [
     *(demo, phonemize, recognize),
     *(recipes, train, evaluate, transcribe, table),
-    *(plot, explore, warm_up),
+    *(plot, explore, export, warm_up),
 ]
 for place, command in enumerate(COMMANDS):
     app.command(command, sort_key=place)

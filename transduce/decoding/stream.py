@@ -11,8 +11,9 @@ alignments pass it. The labels before the anchor get their timings from the latt
 vectors and prefixes before it are given up, and with them the hypotheses that begin with other
 labels, up to the first one after the anchor, if the beam still has any. The anchor depends on the
 vectors alone, not on the pieces. So a stream keeps at most `most_vectors` vectors, the prefixes of
-their labels, and its output. An input of at most `most_vectors` vectors never settles, and has the
-timings of its whole lattice (docs/derivations.md, 7).
+their labels, of which at most `most_vectors` are left at an anchor, and its output. An input of at
+most `most_vectors` vectors never settles, and has the timings of its whole lattice
+(docs/derivations.md, 7).
 """
 
 from __future__ import annotations
@@ -230,6 +231,8 @@ class BeamStream:
         frames = [timing.frame for timing in timings]
         anchor = self._anchor + self._quietest([frame - self._anchor for frame in frames])
         number = sum(frame < anchor for frame in frames)
+        # A network whose labels may come at any time could leave all of them for later.
+        number = max(number, len(labels) - self.most_vectors)
         settled.timings += self._timings(self._anchor, anchor, labels[:number], 0)
         settled.labels += labels[:number]
         if self._search.num_hypotheses:

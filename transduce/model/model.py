@@ -221,9 +221,9 @@ class Model(TrainedModel):
         path = None if isinstance(source, tuple) else source.path
         if signature.features is None or isinstance(source, Frames):
             return Transcript(*written, path=path)
-        shift, window = signature.features.shift, signature.features.window
         # Without the sound, its duration is that of its windows.
-        seconds = (example.num_frames - 1) * shift + window
+        features = signature.features
+        seconds = example.num_frames * features.shift + 2 * features.margin
         seconds = seconds if recording is None else recording.seconds
         times = vector_times(self)
         assert times is not None

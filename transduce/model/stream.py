@@ -129,7 +129,7 @@ def vector_times(model: TrainedModel) -> tuple[float, float] | None:
     features = model.signature.features
     if features is None:
         return None
-    return features.shift * model.config.pooling, (features.window - features.shift) / 2
+    return features.shift * model.config.pooling, features.margin
 
 
 def most_vectors(model: TrainedModel) -> int:

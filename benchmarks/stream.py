@@ -1,0 +1,108 @@
+"""The cost of streams: share of real time of one on one core, and of 20 at once on two.
+
+`python benchmarks/stream.py [MODEL]`: a model by name or path; by default one of the sizes of the
+recipe streaming-transducer, with random weights, whose null is as probable as in speech.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from statistics import median, quantiles
+
+import torch
+from measure import machine, show
+
+from transduce import load
+from transduce.alphabet import Alphabet
+from transduce.architectures import build_network
+from transduce.audio.features import Statistics
+from transduce.data.pairs import Notation
+from transduce.model.model import Model
+from transduce.model.signature import Signature
+from transduce.model.stream import Stream
+from transduce.training.recipe import read_recipe, recipe_file
+
+SECONDS, PIECE = 20, 0.1  # of sound, and of each piece of it
+LABELS_PER_SECOND = 12  # of English phones
+
+
+def random_model(hidden_size: int | None = None) -> Model:
+    """Return a model of the recipe's sizes whose outputs are about as many as those of speech."""
+    torch.manual_seed(0)
+    recipe = read_recipe(recipe_file("streaming-transducer"))
+    config, features = recipe.network, recipe.data.features
+    if hidden_size is not None:
+        config = replace(config, hidden_size=hidden_size)
+    symbols = Alphabet([f"P{i}" for i in range(39)])
+    statistics = Statistics(torch.full((features.size,), 10.0), torch.full((features.size,), 3.0))
+    signature = Signature(symbols, Notation("spaces", None), None, None, features, statistics)
+    model = Model(build_network(config, features.size, 39).eval(), config, signature)
+    network, bias = model.network, 0.0
+    with torch.no_grad():
+        network.transcription_network.output.weight *= 20
+        sound = torch.randn(5 * features.sample_rate) / 10
+        low, high = -10.0, 20.0
+        for _ in range(8):  # the null bias of as many labels as in speech
+            bias = (low + high) / 2
+            found = model(sound, beam_width=4, null_bias=bias)
+            low, high = (bias, high) if len(found.symbols) > 5 * LABELS_PER_SECOND else (low, bias)
+        network.transcription_network.output.bias[0] += bias
+    return model
+
+
+def one_stream(model: Model, sound: torch.Tensor, width: int) -> tuple[float, float, float]:
+    """Return the share of real time, and the median and the 99th percentile of a piece, in ms."""
+    size = round(PIECE * model.signature.features.sample_rate)
+    stream, times = model.stream(beam_width=width), []
+    for piece in torch.split(sound, size):
+        start = time.perf_counter()
+        stream.accept(piece)
+        times.append(time.perf_counter() - start)
+    return sum(times) / SECONDS, 1e3 * median(times), 1e3 * quantiles(times, n=100)[98]
+
+
+def many_streams(model: Model, sound: torch.Tensor, number: int, width: int) -> tuple[float, float]:
+    """Return the share of real time of streams side by side, and the slowest round in ms."""
+    size = round(PIECE * model.signature.features.sample_rate)
+    streams, times = [model.stream(beam_width=width) for _ in range(number)], []
+    for i, piece in enumerate(torch.split(sound, size)):
+        pieces = [piece.roll(i * k) for k in range(number)]
+        start = time.perf_counter()
+        Stream.accept_many(streams, pieces)
+        times.append(time.perf_counter() - start)
+    return sum(times) / SECONDS, 1e3 * max(times)
+
+
+def main() -> None:
+    print(machine())
+    named = {name: load(name) for name in sys.argv[1:]}
+    models = named or {"recipe's sizes": random_model(), "hidden_size 320": random_model(320)}
+    one, many = [], []
+    for name, model in models.items():
+        rate = model.signature.features.sample_rate
+        sound = torch.randn(SECONDS * rate) / 10
+        weights = sum(part.numel() for part in model.network.parameters())
+        label = f"{name}, {weights / 1e6:.1f} million weights, latency {1e3 * model.latency:.0f} ms"
+        torch.set_num_threads(1)
+        for width in (1, 4, 10):
+            one_stream(model, sound[: 2 * rate], width)
+            runs = sorted(one_stream(model, sound, width) for _ in range(3))
+            share, middle, high = runs[1]
+            row = [f"{100 * share:.1f} %", f"{middle:.2f}", f"{high:.2f}"]
+            one.append([label, str(width), *row])
+        torch.set_num_threads(2)
+        for number in (1, 5, 20):
+            many_streams(model, sound[: 2 * rate], number, 4)
+            share, slowest = sorted(many_streams(model, sound, number, 4) for _ in range(3))[1]
+            many.append([label, str(number), f"{100 * share:.0f} %", f"{slowest:.1f}"])
+    pieces = f"pieces of {1e3 * PIECE:.0f} ms"
+    columns = ["model", "width", "of real time", "median ms", "99 % ms"]
+    show(f"one stream on one core, {pieces}", columns, one)
+    columns = ["model", "streams", "of real time", "slowest round ms"]
+    show(f"streams at once on two cores, width 4, {pieces}", columns, many)
+
+
+if __name__ == "__main__":
+    main()
