@@ -41,7 +41,7 @@ ORDER = [
     *("decoding.search", "decoding.steps", "decoding.ctc", "decoding.ensemble", "decoding"),
     *("evaluation", "architectures"),
     *("model.signature", "model.tensors", "model.checkpoint", "model.transcripts", "model.inputs"),
-    *("model.model", "model.evaluate", "model", "tables"),
+    *("model.model", "model.lines", "model.evaluate", "model", "tables"),
     *("training.corpus", "training.recipe", "training.pretraining", "training.regularisation"),
     *("training.progress", "training.lock", "training.checks", "training.fit", "training"),
     *("analysis.lattice", "analysis.sensitivity", "analysis.colours", "analysis.figures"),
