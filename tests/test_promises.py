@@ -49,8 +49,10 @@ ORDER = [
     "demo",
     *("http.sounds", "http.hosts", "http.connections", "http"),
     *("web.wire", "web.explorer", "web.server", "web"),
+    *("serving.limits", "serving.metrics", "serving.batching", "serving.formats"),
+    *("serving.service", "serving.guard", "serving.api", "serving.server", "serving"),
     *("cli.terminal", "cli.runs", "cli.search", "cli.evaluate", "cli.train", "cli.transcribe"),
-    *("cli.plot", "cli.explore", "cli.warm_up", "cli"),
+    *("cli.plot", "cli.explore", "cli.serve", "cli.warm_up", "cli"),
     "__main__",
 ]
 

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 # More seconds allow slower connections; fewer free the sockets of silent clients sooner.
 HEAD_SECONDS = 10  # for the request line and the headers to arrive
 BODY_SECONDS = 60  # for the body to arrive
+READ_SECONDS = 60  # for the client to read a response that is complete
 
 
 def listen(host: str, port: int, server: str) -> tuple[socket.socket, str]:
@@ -49,8 +50,10 @@ class TimedProtocol(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Start to wait for the next request."""
+        """Start to wait for the next request, and for the client to read the response."""
         super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self.loop.call_later(READ_SECONDS, self._drop_unread)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -88,6 +91,11 @@ class TimedProtocol(H11Protocol):
             self.transport.close()  # the client has sent nothing
         else:
             self._refuse(408, sentence)
+
+    def _drop_unread(self) -> None:
+        """End the connection of a client that does not read, and free what it has not read."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
 
     def _refuse(self, status: int, message: str) -> None:
         """Send an error response, unless another response has begun, and close the connection."""
