@@ -1,4 +1,4 @@
-"""The API's server: answers match the library, bad input gets one sentence and harms nobody else."""
+"""The API: answers match the library; bad input gets one sentence and harms nobody else."""
 
 import json
 import signal
@@ -11,12 +11,14 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from urllib.parse import urlsplit
 
 import numpy as np
 import openai
 import pytest
-from commands import ENVIRONMENT, MAIN
+import torch
+from commands import ENVIRONMENT
 from explored import RATE, sound, sound_model, text_model, wav_bytes
 from fastapi.testclient import TestClient
 
@@ -25,7 +27,7 @@ from transduce.architectures import NetworkConfig, build_network
 from transduce.decoding.options import SearchOptions
 from transduce.http import connections
 from transduce.http.sounds import decode_sound
-from transduce.model.checkpoint import TrainedModel, save_model
+from transduce.model.checkpoint import MODEL_FILE, TrainedModel, save_model
 from transduce.model.lines import pronunciations
 from transduce.model.model import Model
 from transduce.serving import guard
@@ -45,10 +47,14 @@ WORDS = ["abc", "cab", "bacca", "abba", "cabbac", "a", "bb"]
 def models():
     ctc = NetworkConfig("ctc", hidden_size=4)
     speech = sound_model()
+    network = build_network(ctc, 26, 4).eval()
+    with torch.no_grad():  # for outputs that differ
+        for weights in network.parameters():
+            weights *= 5
     return {
         "speech": Model.of(speech),
         "letters": Model.of(text_model()),
-        "ctc": Model.of(TrainedModel(build_network(ctc, 26, 4).eval(), ctc, speech.signature)),
+        "ctc": Model.of(TrainedModel(network, ctc, speech.signature)),
     }
 
 
@@ -57,7 +63,8 @@ def started(models, key=None, **limits):
     """Start the thread of a service's models; yield the service."""
     service = Service(models, Limits(**limits), key)
     service.batcher.start()
-    assert service.batcher.is_ready.wait(200)
+    until(lambda: service.batcher.is_ready.is_set() or service.batcher.has_failed, 200)
+    assert not service.batcher.has_failed
     try:
         yield service
     finally:
@@ -78,6 +85,7 @@ def client_of(service, **options):
 def serving(service):
     """Run a server in this process; yield its address."""
     listening = socket.create_server(("127.0.0.1", 0))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)  # of its connections
     server = ModelServer(service)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -114,9 +122,9 @@ def held(service, fails=lambda batch: False):
         del batcher.results_of
 
 
-def until(condition):
+def until(condition, seconds=20):
     """Poll until a condition is true."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -188,7 +196,7 @@ def test_phones_and_segments_match_the_library(service, models):
     segments = answer["segments"]
     assert len(segments) > 1
     assert [label for one in segments for label in one["tokens"]] == list(best.labels)
-    for one, other in zip(segments, segments[1:], strict=False):
+    for one, other in pairwise(segments):
         assert one["start"] < one["end"] < other["start"]
 
 
@@ -237,8 +245,8 @@ def test_a_bad_line_has_its_error_in_its_place(service, models):
 
 def test_a_model_without_timings_answers_without_them(service, models):
     client, content = client_of(service), wav_bytes(sound())
-    expected = str(transcript(models["ctc"], content, with_timings=False))
-    assert sent(client, content, "ctc").json() == {"text": expected}
+    expected = str(transcript(models["ctc"], content, 1, with_timings=False))
+    assert sent(client, content, "ctc", beam_width="1").json() == {"text": expected}
     assert "has no timings" in told(sent(client, content, "ctc", response_format="srt"))
 
 
@@ -473,7 +481,7 @@ def test_bad_json_is_refused_in_a_sentence(service):
     def post(content, kind="application/json"):
         return client.post(PHONEMIZE, content=content, headers={"Content-Type": kind})
 
-    for body in (b"", b"{", b"\xff", b"[" * 90_000, b'{"input": "\\ud800"}', b'{"input": NaN}'):
+    for body in (b"", b"{", b"\xff", b"[" * 90_000, b'{"input": "\\ud800"}'):
         assert "the body is not JSON" in told(post(body)), body[:20]
     for body in (b"[]", b"1", b'"abc"', b"null"):
         assert "not an object" in told(post(body))
@@ -687,8 +695,9 @@ def command(*arguments):
 
 def test_models_are_named_after_their_folders_and_never_by_paths(tmp_path):
     for name in ("mine", "other/mine"):
+        (tmp_path / name).mkdir(parents=True)
         save_model(text_model(), tmp_path / name)
-    file = tmp_path / "other" / "mine" / "model.safetensors"
+    file = tmp_path / "other" / "mine" / MODEL_FILE
     assert list(load_models([str(tmp_path / "mine")])) == ["mine"]
     assert list(load_models([str(file), f"yours={tmp_path / 'mine'}"])) == ["mine", "yours"]
     assert list(load_models(["english-pronouncer"])) == ["english-pronouncer"]
@@ -704,7 +713,8 @@ def test_the_command_tells_its_errors(tmp_path, monkeypatch):
     save_model(TrainedModel(build_network(config, 0, 4), config, alone), predictor)
     assert "there is no file, folder or model 'nothing'" in command("nothing")
     assert "predictor reads neither sound nor text" in command(predictor)
-    assert "max_words must be more than 0, not 0" in command(tmp_path, "--max-words", 0)
+    with pytest.raises(ValueError, match="max_words must be more than 0, not 0"):
+        cli.app(["serve", str(tmp_path), "--max-words", "0"])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"cannot listen on 127.0.0.1, port {port}" in command(tmp_path, "--port", port)
@@ -777,14 +787,16 @@ def wait_until_ready(address):
 
 def test_sigterm_finishes_what_is_in_flight_refuses_the_rest_and_exits_with_0(tmp_path):
     save_model(text_model(), tmp_path / "letters")
-    with process(SLOW, "letters", folder=tmp_path) as (server, address):
+    environment, key = {"TRANSDUCE_API_KEY": "sesame"}, {"Authorization": "Bearer sesame"}
+    with process(SLOW, "letters", folder=tmp_path, **environment) as (server, address):
         wait_until_ready(address)
+        assert post_json(address, {"input": "a"})[0] == 401
         with ThreadPoolExecutor(1) as threads:
-            answer = threads.submit(post_json, address, {"input": "abc"})
+            answer = threads.submit(post_json, address, {"input": "abc"}, **key)
             until((tmp_path / "begun").exists)
             server.send_signal(signal.SIGTERM)
-            until(lambda: post_json(address, {"input": "a"})[0] == 503)
-            status, body = post_json(address, {"input": "a"})
+            until(lambda: post_json(address, {"input": "a"}, **key)[0] == 503)
+            status, body = post_json(address, {"input": "a"}, **key)
             assert status == 503 and "the server is stopping" in body["error"]["message"]
             assert server.poll() is None
             (tmp_path / "go").touch()
@@ -805,17 +817,6 @@ def test_a_second_signal_stops_the_server_at_once(tmp_path):
             server.send_signal(signal.SIGINT)
             until(lambda: post_json(address, {"input": "a"})[0] == 503)
             server.send_signal(signal.SIGINT)
-            assert server.wait(20) == 0
-            with pytest.raises(OSError):
+            assert server.wait(4) == 0
+            with pytest.raises((OSError, ValueError)):  # its answer was cut off
                 answer.result()
-
-
-def test_the_key_comes_from_the_environment(tmp_path):
-    save_model(text_model(), tmp_path / "letters")
-    key = {"TRANSDUCE_API_KEY": "sesame"}
-    with process(MAIN, "letters", folder=tmp_path, **key) as (server, address):
-        wait_until_ready(address)
-        assert post_json(address, {"input": "a"})[0] == 401
-        assert post_json(address, {"input": "a"}, Authorization="Bearer sesame")[0] == 200
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(20) == 0

@@ -191,12 +191,13 @@ async def _form(request: Request) -> tuple[str, bytes, Mapping[str, str]]:
         raise Refusal(
             400, "the form cannot be read; send multipart/form-data with one file and short fields"
         ) from None
-    file = form.get("file")
-    if not isinstance(file, UploadFile):
-        raise Refusal(400, "the form has no file in its field file; send one")
-    content = await file.read()
-    await file.close()
-    name = (file.filename or "file")[:100]
+    try:
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise Refusal(400, "the form has no file in its field file; send one")
+        name, content = (file.filename or "file")[:100], await file.read()
+    finally:
+        await form.close()
     if not content:
         raise Refusal(400, f"the file {name} is empty; send a sound")
     return name, content, {k: v for k, v in form.items() if isinstance(v, str)}

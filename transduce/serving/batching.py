@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -173,10 +174,12 @@ def _warm_up(model: Model) -> None:
     if model.network.has_timings:
         options.append(SearchOptions(2))
     short, long = _example_of(model, 10), _example_of(model, 2 * SHORT)
-    for one in options:
-        for sources in ([short], [long, long]):
-            for _ in model.transcribe(sources, one):
-                pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of outputs that nobody reads
+        for one in options:
+            for sources in ([short], [long, long]):
+                for _ in model.transcribe(sources, one):
+                    pass
 
 
 def _example_of(model: Model, num_frames: int) -> Source:

@@ -135,7 +135,7 @@ class Guard:
         if sentence is not None:
             raise Refusal(403, sentence)
         if key is not None and scope["path"] not in OPEN:
-            sent = headers.get("authorization", "").encode()
+            sent = headers.get("authorization", "").encode("latin-1")  # its own bytes
             # Of equal lengths, so that the time tells nothing of the key's.
             own = sha256(b"Bearer " + key.encode()).digest()
             if not compare_digest(sha256(sent).digest(), own):

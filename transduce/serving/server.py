@@ -97,8 +97,10 @@ def serve(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until uvicorn handles it
     service.batcher.start()
     print(f"The server of {', '.join(models)} is at {address} (press Ctrl-C to stop)", flush=True)
-    ModelServer(service, host, others).run(sockets=[listening])
-    ended = service.batcher.close(CLOSING_SECONDS if service.batcher.is_ready.is_set() else 0)
+    server = ModelServer(service, host, others)
+    server.run(sockets=[listening])
+    at_once = server.force_exit or not service.batcher.is_ready.is_set()
+    ended = service.batcher.close(0 if at_once else CLOSING_SECONDS)
     if service.batcher.has_failed:
         raise ValueError("a model does not work; the error is above")
     if not ended:  # the thread computes what nobody waits for

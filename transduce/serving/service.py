@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from anyio import CapacityLimiter
-from anyio.to_thread import run_sync
 from starlette.requests import ClientDisconnect, Request
 from torch import Tensor
 
@@ -38,7 +37,7 @@ class Service:
         self.batcher = Batcher(self.models, self.limits, self.metrics)
         self.in_progress = self.held_bytes = 0
         self.drains_since: float | None = None  # time.monotonic() of the signal to stop
-        self.decoders: CapacityLimiter | None = None
+        self.decoders = ThreadPoolExecutor(MAX_DECODERS, "decoders")
 
     # --- Models ---------------------------------------------------------------------------------
 
@@ -117,8 +116,6 @@ class Service:
 
     async def decode(self, content: bytes, name: str, sample_rate: int) -> Tensor:
         """Decode a sound file to samples [N]; raise a Refusal if it cannot be."""
-        if self.decoders is None:  # which belongs to an event loop
-            self.decoders = CapacityLimiter(MAX_DECODERS)
         decoding = partial(
             decode_sound,
             content,
@@ -128,7 +125,7 @@ class Service:
             max_seconds=self.limits.max_seconds,
         )
         try:
-            return await run_sync(decoding, limiter=self.decoders)
+            return await asyncio.get_running_loop().run_in_executor(self.decoders, decoding)
         except ValueError as error:
             raise Refusal(400, str(error)) from None
 
