@@ -27,6 +27,13 @@ def network_of(kind, **sizes):
     return build_network(NetworkConfig(kind, hidden_size=4, prediction_size=4, **sizes), 3, 2)
 
 
+def test_a_lookahead_is_for_forward_networks_that_read_an_input():
+    with pytest.raises(ValueError, match="lookahead is 2, but the network is bidirectional"):
+        NetworkConfig(lookahead=2)
+    with pytest.raises(ValueError, match="lookahead is for networks with an input"):
+        NetworkConfig("prediction", bidirectional=False, lookahead=2)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sequences_loss_does_not_depend_on_the_rest_of_the_batch(kind):
     network = network_of(kind)

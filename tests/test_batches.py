@@ -210,11 +210,12 @@ def test_a_step_uses_the_predicted_memory(set_num_threads):
         ((32, 400, 60), {}),
         ((8, 400, 50), dict(hidden_size=256, num_layers=3, dropout=0.2)),
         ((8, 400, 50), dict(hidden_size=256, num_layers=3, pooling=2)),
+        ((8, 400, 50), dict(hidden_size=256, num_layers=3, bidirectional=False, lookahead=9)),
     ]
     command = [sys.executable, "-c", STEPS, json.dumps(steps)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     for (shape, options), measured in zip(steps, done.stdout.split(), strict=True):
-        predicted = predicted_bytes(shape, NetworkSizes(39, **options)) / 2**20
+        predicted = predicted_bytes(shape, NetworkSizes(39, input_size=26, **options)) / 2**20
         assert 0.75 < predicted / float(measured) < 1.25
 
 

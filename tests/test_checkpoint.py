@@ -55,6 +55,8 @@ def model_of(kind="transducer", signature=TEXT, **sizes):
 def test_a_model_is_the_same_after_saving_and_loading(tmp_path, kind, signature):
     sizes = {"num_layers": 2, "pooling": 2, "prediction_layers": 2, "dropout": 0.25}
     sizes["embedding_size"] = 3
+    if signature is SOUND and kind != "prediction":
+        sizes |= {"bidirectional": False, "lookahead": 2}
     model = model_of(kind, TARGETS if kind == "prediction" else signature, **sizes)
     save_model(model, tmp_path)
     found = load_model(tmp_path)

@@ -505,7 +505,7 @@ def test_a_gpu_that_is_not_there_is_one_sentence(folder, monkeypatch):
 
 def test_the_recipes_that_ship_are_listed_and_trained_by_name(tmp_path):
     done = transduce("recipes", folder=tmp_path)
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 11
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 12
     assert "\npairs-transducer       Text to text, from lines of source TAB target" in done.stdout
     (tmp_path / "pairs.tsv").write_text("a\tA\nb\tB\n")
     small = ("--network.hidden_size", 5, "--network.prediction_size", 5, "--train.max_epochs", 1)

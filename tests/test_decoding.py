@@ -324,7 +324,10 @@ def test_a_result_does_not_depend_on_the_threads(set_num_threads):
     weights = cpu.packed_weights(model.prediction_network)
     limits = cpu.Limits(3000, 20, spare_prefixes=10**6, most_open=10**6)
     set_num_threads(2)
-    one, other = (cpu._beam_search(weights, f.double().numpy(), None, limits, n) for n in (1, 2))
+    searches = [cpu.BeamSearch(weights, f.shape[1], None, limits, n) for n in (1, 2)]
+    for search in searches:
+        search.advance(f)
+    one, other = (search.found() for search in searches)
     assert one.num_prefixes == other.num_prefixes > 3000
     assert (one.log_prob == other.log_prob).all()
 

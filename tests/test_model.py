@@ -62,6 +62,22 @@ def pronouncer():
     return model_of(LETTERS, num_steps=300)
 
 
+def test_the_latency_counts_the_window_pooling_lookahead_and_deltas():
+    sizes = dict(hidden_size=4, prediction_size=4, pooling=3)
+    for settings, config, expected in (
+        (FeatureSettings(), dict(bidirectional=False), 0.025 + 0.01 * (2 + 2)),
+        (FeatureSettings(num_deltas=0), dict(bidirectional=False), 0.025 + 0.01 * 2),
+        (FeatureSettings(), dict(bidirectional=False, lookahead=7), 0.025 + 0.01 * (2 + 2 + 7)),
+        (FeatureSettings(), dict(bidirectional=False, backwards=True), None),
+        (FeatureSettings(), {}, None),
+        (None, dict(bidirectional=False), None),
+    ):
+        config = NetworkConfig(**sizes, **config)
+        signature = LETTERS if settings is None else replace(SOUND, features=settings)
+        model = Model(build_network(config, 26, 2), config, signature)
+        assert model.latency == pytest.approx(expected)
+
+
 @pytest.fixture
 def shipped(tmp_path, monkeypatch, pronouncer):
     """Put a folder of models in place of the package's own."""

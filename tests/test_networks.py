@@ -66,6 +66,8 @@ def test_no_labels_leave_one_prediction():
 SHAPES = [
     dict(num_layers=1), dict(num_layers=3), dict(bidirectional=False), dict(pooling=2),
     dict(num_layers=3, pooling=3), dict(num_layers=2, bidirectional=False, pooling=4),
+    dict(bidirectional=False, lookahead=2),
+    dict(num_layers=2, bidirectional=False, pooling=3, lookahead=4),
 ]  # fmt: skip
 
 
@@ -76,13 +78,17 @@ def test_one_by_one_is_bit_for_bit_what_each_is_alone(options, backend):
     num_frames = torch.tensor([9, 1, 6, 30, 9, 2, 17])
     frames = torch.randn(7, 30, 7)
     for b, found in enumerate(network.forward_one_by_one(frames, num_frames, backend=backend)):
-        alone, _ = network(frames[b : b + 1, : num_frames[b]], backend=backend)
-        assert torch.equal(found, alone[0])
+        one = frames[b : b + 1, : num_frames[b]]
+        [alone] = network.forward_one_by_one(one, num_frames[b : b + 1], backend=backend)
+        assert torch.equal(found, alone)
+        assert_close(found, network(one, backend="reference")[0][0], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", SHAPES, ids=str)
 @pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
 def test_an_utterance_among_others_is_as_it_is_alone(options, ids):
+    if ids and options.get("lookahead"):
+        pytest.skip("a lookahead is for vectors")
     network = TranscriptionNetwork(7, 4, 12, **options)
     num_frames = torch.tensor([9, 1, 6])
     frames = torch.randint(0, 8, (3, 9)) if ids else torch.randn(3, 9, 7)
@@ -104,6 +110,63 @@ def test_only_the_bidirectional_network_sees_what_comes(bidirectional):
     changed[0, 5] += 1
     early = network(frames)[0][:, :5] - network(changed)[0][:, :5]
     assert (early.abs().max() > 0) == bidirectional
+
+
+FORWARD = [
+    dict(lookahead=2), dict(lookahead=2, num_layers=2, pooling=2), dict(lookahead=9, pooling=3),
+]  # fmt: skip
+
+
+def forward_network(*sizes, **options):
+    return TranscriptionNetwork(*sizes, bidirectional=False, **options)
+
+
+@pytest.mark.parametrize("options", FORWARD, ids=str)
+def test_a_vector_depends_on_the_lookahead_and_on_nothing_further(options):
+    network = forward_network(3, 4, 8, **options)
+    pooling, lookahead = options.get("pooling", 1), options["lookahead"]
+    frames = torch.randn(1, 20, 3)
+    before = network(frames)[0][0]
+    for changed in range(20):
+        other = frames.clone()
+        other[0, changed] += 1
+        differs = (network(other)[0][0] != before).any(1)
+        # Vector v averages the frames up to v pooling + pooling - 1, each with its lookahead.
+        first = max(0, changed - lookahead) // pooling
+        assert not differs[:first].any() and differs[first]
+
+
+def test_a_lookahead_is_the_network_without_it_on_stacked_frames():
+    network = forward_network(3, 4, 8, lookahead=2)
+    plain = forward_network(9, 4, 8)
+    plain.load_state_dict(network.state_dict())
+    frames, num_frames = torch.randn(2, 5, 3), torch.tensor([5, 2])
+    stacked = torch.zeros(2, 5, 9)
+    for b, length in enumerate(num_frames.tolist()):
+        for t in range(length):
+            rows = frames[b, t : min(t + 3, length)].flatten()
+            stacked[b, t, : len(rows)] = rows
+    for found, expected in zip(
+        network(frames, num_frames), plain(stacked, num_frames), strict=True
+    ):
+        assert torch.equal(found, expected)
+
+
+def test_a_lookahead_is_the_same_on_every_backend():
+    network = forward_network(3, 4, 8, num_layers=2, pooling=2, lookahead=3)
+    frames, num_frames = torch.randn(2, 9, 3), torch.tensor([9, 4])
+    expected = network(frames, num_frames, backend="reference")[0]
+    for backend in ("eager", "cpu"):
+        assert_close(network(frames, num_frames, backend=backend)[0], expected)
+
+
+def test_a_lookahead_of_a_network_that_sees_all_frames_is_refused():
+    with pytest.raises(ValueError, match="lookahead is 3, but the network is bidirectional"):
+        TranscriptionNetwork(3, 4, 5, lookahead=3)
+    with pytest.raises(ValueError, match="lookahead must be at least 0, not -1"):
+        forward_network(3, 4, 5, lookahead=-1)
+    with pytest.raises(ValueError, match=r"reads vectors \[B, T, D\], not \[1, 2\]; for ids set"):
+        forward_network(3, 4, 5, lookahead=1)(torch.tensor([[1, 2]]))
 
 
 def test_pooling_averages_the_frames_that_are_there():

@@ -22,7 +22,7 @@ from transduce.decoding.search import eval_mode, greedy_search, search_model
 from transduce.kernels.backends import Backend
 from transduce.lattice.consistency import lattice_symmetric_kl, symmetric_kl
 from transduce.lattice.loss import transducer_loss
-from transduce.networks import PredictionNetwork, TranscriptionNetwork
+from transduce.networks import PredictionNetwork, TranscriptionNetwork, check_lookahead
 from transduce.settings import check_at_least, check_at_most
 
 Hypotheses = tuple[Hypothesis, ...]  # of one input, best first
@@ -121,12 +121,13 @@ class Transducer(_Trainable):
         prediction_layers: int = 1,
         embedding_size: int = 0,
         backwards: bool = False,
+        lookahead: int = 0,
     ) -> None:
         super().__init__()
         self.backwards = backwards
         self.transcription_network = TranscriptionNetwork(
             *(input_size, num_labels, hidden_size, num_layers, bidirectional, dropout, pooling),
-            embedding_size,
+            *(embedding_size, lookahead),
         )
         self.prediction_network = PredictionNetwork(
             *(num_labels, prediction_size or hidden_size, prediction_layers, dropout),
@@ -279,17 +280,23 @@ class NetworkConfig:
     dropout: float = 0.0  # on the outputs of each layer of either network, and on embeddings
     embedding_size: int = 0  # of inputs and labels; 0: one-hot vectors
     backwards: bool = False  # whether a transducer takes every sequence from its end
+    lookahead: int = 0  # frames to the right that each input frame is stacked with
 
     def __post_init__(self) -> None:
         sizes = ("hidden_size", "num_layers", "pooling", "prediction_size", "prediction_layers")
         check_at_least(self, 1, *sizes)
-        check_at_least(self, 0, "embedding_size")
+        check_at_least(self, 0, "embedding_size", "lookahead")
         check_at_most(self, 1_000_000, "hidden_size", "prediction_size", "embedding_size")
-        check_at_most(self, 1000, "num_layers", "prediction_layers", "pooling")
+        check_at_most(self, 1000, "num_layers", "prediction_layers", "pooling", "lookahead")
+        check_lookahead(self.lookahead, self.bidirectional)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
         if self.backwards and self.network != "transducer":
             raise ValueError(f"backwards is for a transducer, not {self.network}; leave it out")
+        if self.lookahead and self.network == "prediction":
+            raise ValueError(
+                "lookahead is for networks with an input, not prediction; leave it out"
+            )
 
 
 def build_network(
@@ -303,6 +310,8 @@ def build_network(
     transcription = (config.hidden_size, config.num_layers, config.bidirectional)
     regularised = (config.dropout, config.pooling)
     if config.network == "ctc":
-        return CTC(input_size, num_labels, *transcription, *regularised, embedded)
+        return CTC(
+            *(input_size, num_labels, *transcription, *regularised, embedded), config.lookahead
+        )
     sizes = (*transcription, *regularised, *prediction, embedded)
-    return Transducer(input_size, num_labels, *sizes, config.backwards)
+    return Transducer(input_size, num_labels, *sizes, config.backwards, config.lookahead)

@@ -76,7 +76,8 @@ class TranscriptionNetwork(nn.Module):
     It is bidirectional as in the paper, or forward only. Inputs are vectors [B, T, input_size], or
     ids [B, T] of one-hot vectors, id 0 being the vector of zeros. `pooling` n > 1 averages the
     first layer's outputs over every n frames, so that all later sequences are n times shorter; the
-    last average may be of fewer frames.
+    last average may be of fewer frames. A forward network with a `lookahead` of n > 0 reads each
+    vector together with the n vectors to its right, so that f depends on no input further ahead.
     """
 
     def __init__(
@@ -89,16 +90,20 @@ class TranscriptionNetwork(nn.Module):
         dropout: float = 0.0,
         pooling: int = 1,
         embedding_size: int = 0,
+        lookahead: int = 0,
     ) -> None:
         super().__init__()
         if pooling < 1:
             raise ValueError(f"pooling must be at least 1, not {pooling}")
+        check_lookahead(lookahead, bidirectional)
+        self.input_size, self.lookahead = input_size, lookahead
         self.pooling, self.dropout = pooling, dropout
         width = hidden_size * (2 if bidirectional else 1)
         # Pooling comes between the first layer and the rest.
         first = 1 if pooling > 1 else num_layers
+        stacked = (1 + lookahead) * input_size
         self.lstm = PeepholeLSTM(
-            input_size, hidden_size, first, bidirectional, dropout, embedding_size
+            stacked, hidden_size, first, bidirectional, dropout, embedding_size
         )
         self.upper_lstm = (
             PeepholeLSTM(width, hidden_size, num_layers - first, bidirectional, dropout)
@@ -114,13 +119,14 @@ class TranscriptionNetwork(nn.Module):
         hidden, num_vectors = self.hidden(frames, num_frames, backend=backend)
         return self.output(hidden), num_vectors  # Eq. 11
 
+    @torch.no_grad()
     def forward_one_by_one(
         self, frames: Tensor, num_frames: Tensor, *, backend: Backend = "auto"
     ) -> list[Tensor]:
         """Return f [T, K+1] of each utterance, bit for bit the same in any batch.
 
-        The backend "cpu" computes a sequence independently of the rest of the batch. PyTorch's
-        products do not, so the output layer, and all other backends, run one utterance at a time.
+        The backend "cpu" computes every vector independently of the rest of the batch. PyTorch's
+        products do not, so all other backends run one utterance at a time.
         """
         if resolve(backend, frames.device, BACKENDS) != "cpu":
             return [
@@ -128,11 +134,10 @@ class TranscriptionNetwork(nn.Module):
                 for b, length in enumerate(num_frames.tolist())
             ]
         hidden, num_vectors = self.hidden(frames, num_frames, backend=backend)
-        # Copy each slice: a product may depend on the memory alignment of its operands.
-        return [
-            self.output(hidden[b : b + 1, :length].clone())[0]
-            for b, length in enumerate(num_vectors.tolist())
-        ]
+        from transduce.kernels.simd.affine import PackedAffine
+
+        f = PackedAffine(self.output)(hidden)
+        return [f[b, :length] for b, length in enumerate(num_vectors.tolist())]
 
     def hidden(
         self, frames: Tensor, num_frames: Tensor | None = None, *, backend: Backend = "auto"
@@ -146,6 +151,8 @@ class TranscriptionNetwork(nn.Module):
                 f"num_frames must be [B] = [{len(frames)}], because frames is [B, T, ...] = "
                 f"{list(frames.shape)}; it is {list(num_frames.shape)}"
             )
+        if self.lookahead:
+            frames = stack_frames(frames, num_frames, self.lookahead)
         hidden, _ = self.lstm(frames, num_frames, backend=backend)  # Eqs. 9-10
         if self.pooling > 1:
             hidden, num_frames = average_frames(hidden, num_frames, self.pooling)
@@ -172,14 +179,45 @@ def _check_labels(labels: Tensor, num_labels: int) -> None:
         )
 
 
+def check_lookahead(lookahead: int, bidirectional: bool) -> None:
+    """Raise ValueError if a lookahead is negative, or that of a bidirectional network."""
+    if lookahead < 0:
+        raise ValueError(f"lookahead must be at least 0, not {lookahead}")
+    if lookahead and bidirectional:
+        raise ValueError(
+            f"lookahead is {lookahead}, but the network is bidirectional, which sees all frames; "
+            "set bidirectional to false, or lookahead to 0"
+        )
+
+
+def stack_frames(frames: Tensor, num_frames: Tensor, lookahead: int) -> Tensor:
+    """Concatenate each frame and the `lookahead` ones after it: [B, T, (1 + lookahead) D].
+
+    Frames past an utterance's end count as zeros.
+    """
+    if frames.ndim != 3:
+        raise ValueError(
+            f"a network with a lookahead reads vectors [B, T, D], not {list(frames.shape)}; for "
+            "ids set lookahead to 0"
+        )
+    B, T, D = frames.shape
+    outside = torch.arange(T, device=frames.device) >= num_frames[:, None]
+    inside = frames.masked_fill(outside[..., None], 0.0)
+    padded = nn.functional.pad(inside, (0, 0, 0, lookahead))
+    stacked = padded.unfold(1, 1 + lookahead, 1)  # [B, T, D, 1 + lookahead]
+    return stacked.transpose(2, 3).reshape(B, T, (1 + lookahead) * D)
+
+
 def average_frames(hidden: Tensor, num_frames: Tensor, pooling: int) -> tuple[Tensor, Tensor]:
     """Average every `pooling` frames; return [B, ceil(T / pooling), width] and the numbers [B].
 
     Frames past an utterance's end must be zero, as the LSTM leaves them.
     """
     B, T, width = hidden.shape
-    padded = nn.functional.pad(hidden, (0, 0, 0, -T % pooling))
-    sums = padded.view(B, -1, pooling, width).sum(2)
+    padded = nn.functional.pad(hidden, (0, 0, 0, -T % pooling)).view(B, -1, pooling, width)
+    sums = padded[:, :, 0]
+    for i in range(1, pooling):  # in this order, whatever the shape
+        sums = sums + padded[:, :, i]
     starts = torch.arange(sums.shape[1], device=hidden.device) * pooling
     counts = (num_frames[:, None] - starts).clamp(1, pooling)
     return sums / counts[..., None].to(sums.dtype), (num_frames + pooling - 1) // pooling

@@ -36,7 +36,7 @@ def sensitivity(
     weights = network.prediction_network.output.weight
     frames = view.frames.to(weights.device)
     if not frames.is_floating_point():
-        frames = one_hot(frames, network.transcription_network.lstm.input_size).to(weights)
+        frames = one_hot(frames, network.transcription_network.input_size).to(weights)
     previous = one_hot(view.labels, num_outputs - 1).to(weights)
     # Row t of f and row u of g, in the direction in which the network reads.
     rows = t, u

@@ -25,7 +25,7 @@ from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair, Recordi
 from transduce.files import write_by_rename
 
 # Increase this when the same settings give other numbers; it makes old cache files unused.
-VERSION = 1
+VERSION = 2
 
 
 def read_features(source: Frames, size: int | None = None, origin: Origin | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,11 @@ class FeatureSettings:
         static = self.num_channels if self.kind == "log_mel" else self.num_cepstra + 1
         return static * (1 + self.num_deltas)
 
+    @property
+    def lookahead(self) -> int:
+        """Return the frames to the right on which the deltas of a frame depend."""
+        return self.num_deltas * self.delta_reach
+
     def as_spectrogram(self) -> FeatureSettings:
         """Return settings for a spectrogram of the same windows, to draw the sound."""
         return replace(self, kind="log_mel", num_channels=64, num_deltas=0)
@@ -103,6 +108,7 @@ class Features(nn.Module):
         self.settings = settings = settings or FeatureSettings()
         N = settings.window_samples
         self.fft_size = 1 << (N - 1).bit_length()
+        self._tables: Any = None  # of the compiled kernels
         hamming = torch.hamming_window(N, periodic=False, dtype=torch.float64)
         for name, table in (
             ("hamming", hamming),
@@ -135,13 +141,31 @@ class Features(nn.Module):
         num_frames = self.num_frames(num_samples)
         if waves.shape[1] < settings.window_samples:
             return waves.new_zeros(len(waves), 0, settings.size), num_frames
-        windows = waves.unfold(1, settings.window_samples, settings.shift_samples)
-        frames = torch.cat([self._static(block) for block in torch.split(windows, BLOCK, 1)], 1)
+        frames = self.static(waves)
         inside = torch.arange(frames.shape[1], device=frames.device) < num_frames[:, None]
-        parts = [frames]
-        for _ in range(settings.num_deltas):
-            parts.append(deltas(parts[-1], num_frames, settings.delta_reach))
-        return torch.cat(parts, -1).masked_fill(~inside[..., None], 0.0), num_frames
+        frames = append_deltas(frames, num_frames, settings)
+        return frames.masked_fill(~inside[..., None], 0.0), num_frames
+
+    def static(self, waves: Tensor) -> Tensor:
+        """Compute the frames of samples [B, N], at least a window, without deltas.
+
+        Without gradients, a frame of float32 samples on the CPU depends on its own window alone, to
+        the last bit; compiled kernels compute it.
+        """
+        settings = self.settings
+        length, shift = settings.window_samples, settings.shift_samples
+        on_cpu = waves.device.type == "cpu" and waves.dtype == torch.float32 and self.fft_size > 1
+        if on_cpu and not (torch.is_grad_enabled() and waves.requires_grad):
+            from transduce.audio.spectra import frames_of, tables
+
+            if self._tables is None:
+                self._tables = tables(
+                    *(self.hamming, self.filters, self.cosines, self.fft_size, shift),
+                    *(settings.pre_emphasis, settings.kind == "cepstra"),
+                )
+            return frames_of(waves.detach(), self._tables, 1 + (waves.shape[1] - length) // shift)
+        windows = waves.unfold(1, length, shift)
+        return torch.cat([self._static(block) for block in torch.split(windows, BLOCK, 1)], 1)
 
     def _static(self, windows: Tensor) -> Tensor:
         """Compute the frames of windows [B, T, window_samples] without deltas.
@@ -185,6 +209,14 @@ def mel_filters(num_channels: int, fft_size: int, sample_rate: int) -> Tensor:
     width = top / (num_channels + 1)
     peaks = width * torch.arange(1, num_channels + 1, dtype=torch.float64)
     return (1 - (hertz_to_mel(hertz)[:, None] - peaks).abs() / width).clamp(min=0)
+
+
+def append_deltas(frames: Tensor, num_frames: Tensor, settings: FeatureSettings) -> Tensor:
+    """Append the deltas of all orders to frames [B, T, D]: [B, T, (1 + num_deltas) D]."""
+    parts = [frames]
+    for _ in range(settings.num_deltas):
+        parts.append(deltas(parts[-1], num_frames, settings.delta_reach))
+    return torch.cat(parts, -1)
 
 
 def deltas(frames: Tensor, num_frames: Tensor, reach: int) -> Tensor:

@@ -10,12 +10,14 @@ import numpy as np
 import soundfile
 from torch import Tensor
 
-from transduce.data.pairs import Audio
+from transduce.audio.sound import read_wave
+from transduce.data.pairs import Audio, Origin
 
 # Seconds. A window of at most LONGEST ends in the quietest PAUSE of its last SEARCHED: longer ones
 # see more context, shorter ones take less memory and time. The rest after it is at least REST.
 LONGEST, SEARCHED, REST = 120.0, 30.0, 1.0
 PAUSE, HOP = 0.3, 0.01
+BLOCK, MARGIN = 60, 1  # of sound that is read for a stream: memory against calls
 
 Sound = TypeVar("Sound", covariant=True)
 
@@ -29,6 +31,12 @@ def sound_seconds(audio: Audio) -> float | None:
     rest: float = info.frames / info.samplerate - (audio.start or 0.0)
     whole = audio.start is None or audio.duration is None
     return rest if whole else min(rest, audio.duration or 0.0)
+
+
+def sound_rate(audio: Audio) -> int:
+    """Return the sample rate of a sound file, from its header."""
+    rate: int = soundfile.info(audio.path).samplerate
+    return rate
 
 
 class Window(NamedTuple, Generic[Sound]):
@@ -58,6 +66,22 @@ def sound_windows(audio: Audio, step: float) -> Iterator[Window[Audio]]:
             yield Window(Audio(audio.path, start, length), length / seconds, False)
             start += length
     yield Window(Audio(audio.path, start, end - start), (end - start) / seconds, True)
+
+
+def sound_blocks(audio: Audio, rate: int, origin: Origin) -> Iterator[Tensor]:
+    """Yield the samples of a sound at `rate`, block by block, as if it were read as a whole.
+
+    Each block is read with MARGIN seconds on either side, so that resampling has no seams.
+    """
+    seconds = sound_seconds(audio) or 0.0
+    first = audio.start or 0.0
+    for begin in range(0, max(1, math.ceil(seconds)), BLOCK):
+        before = min(MARGIN, begin)
+        length = min(BLOCK + MARGIN, seconds - begin)
+        part = Audio(audio.path, first + begin - before, before + length)
+        wave = read_wave(part, rate, origin, convert=True)
+        is_last = begin + BLOCK >= math.ceil(seconds)
+        yield wave[before * rate : None if is_last else (before + BLOCK) * rate]
 
 
 def _read(sound: soundfile.SoundFile, first: int, number: int) -> np.ndarray:

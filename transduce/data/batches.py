@@ -194,6 +194,8 @@ class NetworkSizes:
     prediction_size: int | None = None  # None: hidden_size
     prediction_layers: int = 1
     embedding_size: int = 0
+    lookahead: int = 0
+    input_size: int = 0  # only a lookahead needs it
 
 
 # The lattice has four float64 and two float32 arrays on the CPU, two and five on a GPU.
@@ -221,6 +223,8 @@ def predicted_bytes(
     if sizes.dropout:
         saved += 2 * width * upper * pooled  # the outputs after dropout and the mask
         saved += 3 * sizes.embedding_size * (T + U + 1)  # likewise, and the gradient
+    if sizes.lookahead:
+        saved += (1 + sizes.lookahead) * sizes.input_size * T  # the stacked frames
     if sizes.pooling > 1:
         saved += width * (T + 2 * pooled)  # the frames, their sums, the averages
     # The gradients of a layer's outputs, and of its inputs, in each direction and summed.

@@ -62,7 +62,7 @@ class Ensemble(nn.Module):
                 raise ValueError("the members of an ensemble must be transducers")
         networks = [member.transcription_network for member in members]
         ours = [network for network in networks if isinstance(network, TranscriptionNetwork)]
-        _check_same("input_size", [network.lstm.input_size for network in ours])
+        _check_same("input_size", [network.input_size for network in ours])
         _check_same("num_labels", [network.output.out_features - 1 for network in ours])
         self.members = nn.ModuleList(cast(Sequence[nn.Module], members))
         self.eval()

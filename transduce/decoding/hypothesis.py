@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from transduce.lattice.loss import Arrows, label_emissions
+from transduce.lattice.operators import lattice_backend, wide
 
 Labels = tuple[int, ...]
 TAIL = 0.05  # probability outside [start, end] on either side: wider intervals against surer ones
@@ -130,6 +132,20 @@ def label_timings(log_null: Tensor, log_label: Tensor) -> list[Timing]:
     """
     null, label = log_null.detach().cpu(), log_label.detach().cpu()
     return timings_from(lambda first, last: (null[first:last], label[first:last]), *label.shape)
+
+
+def lattice_timings(transcription: Tensor, prediction: Tensor, labels: Labels) -> list[Timing]:
+    """Return the timing of each label from f [T, K+1] and g [U+1, K+1], which are finite."""
+    if not labels:
+        return []
+    kind = wide(transcription.dtype)
+    f, g = transcription.to("cpu", kind), prediction.to("cpu", kind)
+    y, lattice = torch.tensor(labels), lattice_backend("cpu")
+
+    def arrows(first: int, last: int) -> tuple[Tensor, Tensor]:
+        return lattice.lattice_transitions(f[first:last], g, y)
+
+    return timings_from(arrows, len(f), len(labels))
 
 
 def timings_from(arrows: Arrows, num_frames: int, num_labels: int) -> list[Timing]:

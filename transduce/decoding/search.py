@@ -4,10 +4,9 @@
 take a model with both networks and run its transcription network first. Each checks its arguments,
 chooses a backend by looking at them, and calls it.
 
-On the CPU our `TranscriptionNetwork` computes each utterance of a beam search as if it were alone,
-so that the result is the same, to the last bit, whatever else is in the batch. On a GPU, and for
-the greedy search, it takes the whole batch at once, which is faster; the last bits of f may then
-depend on the batch.
+In the compiled kernels of the CPU our `TranscriptionNetwork` computes each utterance as if it were
+alone, so that the result is the same, to the last bit, whatever else is in the batch. On a GPU, and
+in a greedy search by the backend "eager", the last bits of f may depend on the batch.
 """
 
 from __future__ import annotations
@@ -22,12 +21,19 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL
-from transduce.decoding.hypothesis import Greedy, Hypothesis, Labels, Timing, n_best, timings_from
+from transduce.decoding.hypothesis import (
+    Greedy,
+    Hypothesis,
+    Labels,
+    Timing,
+    lattice_timings,
+    n_best,
+    timings_from,
+)
 from transduce.decoding.options import SearchKeywords, SearchOptions
 from transduce.decoding.problem import EagerPrediction, Problem, SearchBackend
 from transduce.decoding.protocols import Joint, Predictor, TransducerModel, log_probs
 from transduce.kernels.backends import INTEGERS, Backend, check_tensors, load, resolve
-from transduce.lattice.operators import lattice_backend, wide
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
 from transduce.sequences import reverse_padded
 
@@ -129,19 +135,18 @@ def greedy_search(
     if max(lengths, default=0) == 0:
         return [Hypothesis((), 0.0, 0.0, ()) for _ in lengths]
     with eval_mode(model):
-        f, num_vectors = _transcribe_batch(model, frames, num_frames, backend)
-        inside = torch.arange(f.shape[1], device=f.device) < num_vectors[:, None]
-        bad = (f.isnan() | f.isposinf()).flatten(2).any(2) & inside
-        if bad.any():
-            b = int(bad.nonzero()[0, 0])
-            check_numbers(b, f[b])
-        transcriptions = [f[b, :length] for b, length in enumerate(num_vectors.tolist())]
+        if backend == "eager":
+            f, num_vectors = _transcribe_batch(model, frames, num_frames, backend)
+            transcriptions = [f[b, :length] for b, length in enumerate(num_vectors.tolist())]
+        else:
+            transcriptions = transcribe(model, frames, num_frames, backend)
+        _check_all_numbers(transcriptions)
         problem = _problem(
             transcriptions, model.prediction_network, joint_of(model), options, backend
         )
         found = _backend(problem, backend).greedy_searches(problem)
     num_bounded = [one.num_bounded for one in found]
-    _warn_of_bounds(num_bounded, transcriptions, max_labels_per_frame, names)
+    warn_of_bounds(num_bounded, list(map(len, transcriptions)), max_labels_per_frame, names)
     hypotheses = [_alignment(one) for one in found]
     if not reads_backwards(model):
         return hypotheses
@@ -167,13 +172,12 @@ def run_search(
     """Search each utterance, and compute the timings that are asked for."""
     if not any(len(f) for f in transcriptions):
         return [[Hypothesis((), 0.0, 0.0, ())] for _ in transcriptions]
-    if not bool((torch.cat([f.flatten() for f in transcriptions]) < torch.inf).all()):
-        for b, f in enumerate(transcriptions):
-            check_numbers(b, f)
+    _check_all_numbers(transcriptions)
     problem = _problem(transcriptions, network, joint, options, backend)
     found = _backend(problem, backend).beam_searches(problem)
     num_bounded = [one.num_bounded for one in found]
-    _warn_of_bounds(num_bounded, transcriptions, options.max_labels_per_frame, names)
+    lengths = [len(f) for f in transcriptions]
+    warn_of_bounds(num_bounded, lengths, options.max_labels_per_frame, names)
     best = [n_best(beam, options.n_best, options.length_normalised) for beam in found]
     timings = iter(_timings(problem, best) if options.with_timings else [])
     return [[_hypothesis(*one, next(timings, [])) for one in hypotheses] for hypotheses in best]
@@ -242,14 +246,7 @@ def timings_of(problem: Problem, transcription: Tensor, labels: Labels) -> list[
         return []
     y = torch.tensor(labels, device=transcription.device)
     if (network := problem.peephole_network()) is not None:
-        kind = wide(transcription.dtype)
-        f, g = transcription.to("cpu", kind), network(y[None])[0].to("cpu", kind)
-        on_cpu, lattice = y.cpu(), lattice_backend("cpu")  # the search has checked f and g
-
-        def arrows(first: int, last: int) -> tuple[Tensor, Tensor]:
-            return lattice.lattice_transitions(f[first:last], g, on_cpu)
-
-        return timings_from(arrows, len(f), len(labels))
+        return lattice_timings(transcription, network(y[None])[0], labels)
     predictions = _predictions(problem.network, y)
 
     def joint_arrows(first: int, last: int) -> tuple[Tensor, Tensor]:
@@ -358,12 +355,10 @@ def _network_backend(backend: Backend) -> Backend:
     return "eager" if backend == "eager" else "auto"
 
 
-def _warn_of_bounds(
-    num_bounded: list[int],
-    transcriptions: list[Tensor],
-    bound: int,
-    names: Sequence[str] | None,
+def warn_of_bounds(
+    num_bounded: list[int], lengths: list[int], bound: int, names: Sequence[str] | None
 ) -> None:
+    """Warn of searches that met `max_labels_per_frame`, of so many vectors each."""
     bounded = [b for b, count in enumerate(num_bounded) if count > 0]
     if bounded:
         b = bounded[0]
@@ -371,7 +366,7 @@ def _warn_of_bounds(
         others = f" and in {len(bounded) - 1} other items" if len(bounded) > 1 else ""
         warnings.warn(
             f"max_labels_per_frame = {bound} was met in {num_bounded[b]} of the "
-            f"{len(transcriptions[b])} frames of {name}{others}; hypotheses with more labels in "
+            f"{lengths[b]} frames of {name}{others}; hypotheses with more labels in "
             "a frame were not looked at",
             stacklevel=_caller_level(),
         )
@@ -427,6 +422,13 @@ def check_lengths(name: str, lengths: Tensor, B: int, T: int) -> list[int]:
         if not 0 <= length <= T:
             raise ValueError(f"{name}[{b}] must be between 0 and {T}, not {length}")
     return numbers
+
+
+def _check_all_numbers(transcriptions: Sequence[Tensor]) -> None:
+    """Raise ValueError if any transcription vector has NaN or +inf."""
+    if not bool((torch.cat([f.flatten() for f in transcriptions]) < torch.inf).all()):
+        for b, f in enumerate(transcriptions):
+            check_numbers(b, f)
 
 
 def check_numbers(b: int, f: Tensor) -> None:

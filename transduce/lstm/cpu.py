@@ -9,6 +9,7 @@ operands are in the cache.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -51,6 +52,17 @@ class LayerWeights(NamedTuple):
     hidden: np.ndarray  # [D, 4 H, H]
     peepholes: np.ndarray  # [D, 3, H]
     biases: np.ndarray  # [D, 4 H]
+
+
+class PackedLayer(NamedTuple):
+    """A layer's weights in the kernel's layout; each gate's columns are padded to `wide`.
+
+    No directions mean that each share packs the weights for itself.
+    """
+
+    inputs: np.ndarray  # [D, I, 4 wide]
+    hidden: np.ndarray  # [D, 4 wide x H], packed
+    biases: np.ndarray  # [D, 4 wide]
 
 
 class State(NamedTuple):
@@ -101,12 +113,14 @@ def forward(
     output = torch.empty(B, N, D * H, dtype=dtype)
     last_h, last_s = torch.empty(D, B, H, dtype=dtype), torch.empty(D, B, H, dtype=dtype)
     shares = _shares(lengths.numpy().tobytes(), D, num_threads())
+    weights = LayerWeights(*_arrays(dtype, input_weights, hidden_weights, peepholes, biases))
     _forward_shares(
         team(len(shares.directions)),
         (
             shares,
             _sequences(x, lengths, dtype),
-            LayerWeights(*_arrays(dtype, input_weights, hidden_weights, peepholes, biases)),
+            weights,
+            _empty_layer(0, 0, H, weights.biases.dtype),
             State(*_arrays(dtype, h, s)),
             Kept(gates.numpy(), states.numpy()),
             output.numpy(),
@@ -114,6 +128,61 @@ def forward(
         ),
     )
     return output, last_h, last_s, gates, states
+
+
+class PackedLSTM:
+    """The layers of a forward LSTM, packed once for many short calls without gradients.
+
+    A call's results are bit for bit those of `forward`, and those of one sequence do not depend on
+    the others.
+    """
+
+    def __init__(self, layers: Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]) -> None:
+        self.layers: list[tuple[LayerWeights, PackedLayer]] = []
+        for inputs, hidden, peepholes, biases in layers:
+            self.dtype = torch.promote_types(biases.dtype, torch.float32)
+            weights = LayerWeights(*_arrays(self.dtype, inputs, hidden, peepholes, biases))
+            D, _, H = weights.peepholes.shape
+            packed = _empty_layer(D, inputs.shape[2], H, weights.biases.dtype)
+            for d in range(D):
+                _pack_direction(d, weights, packed.inputs[d], packed.hidden[d], packed.biases[d])
+            small = np.empty((D, 0, 0), weights.biases.dtype)
+            peephole = weights.peepholes.copy()
+            self.layers.append((LayerWeights(small, small, peephole, weights.biases), packed))
+        self.hidden_size = H
+
+    def __call__(
+        self, x: Tensor, lengths: Tensor, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the outputs [B, N, H] of x [B, N, I], or ids [B, N], and the next state.
+
+        h and s of the state are [num_layers, B, H].
+        """
+        last_h, last_s = torch.empty_like(state[0]), torch.empty_like(state[1])
+        shares = _shares(lengths.numpy().tobytes(), 1, num_threads())
+        for i, (weights, packed) in enumerate(self.layers):
+            output = torch.empty(*x.shape[:2], self.hidden_size, dtype=self.dtype)
+            kept = np.empty((len(x), 0, 1, 0), weights.biases.dtype)
+            _forward_shares(
+                team(len(shares.directions)),
+                (
+                    *(shares, _sequences(x, lengths, self.dtype), weights, packed),
+                    State(state[0][i : i + 1].numpy(), state[1][i : i + 1].numpy()),
+                    *(Kept(kept, kept), output.numpy()),
+                    State(last_h[i : i + 1].numpy(), last_s[i : i + 1].numpy()),
+                ),
+            )
+            x = output
+        return x, (last_h, last_s)
+
+
+def _empty_layer(D: int, num_inputs: int, H: int, dtype: np.dtype) -> PackedLayer:
+    wide = -(-H // LANES) * LANES
+    return PackedLayer(
+        np.zeros((D, num_inputs, 4 * wide), dtype),
+        np.empty((D, 4 * wide * H), dtype),
+        np.zeros((D, 4 * wide), dtype),
+    )
 
 
 def backward(
@@ -263,7 +332,18 @@ def step(H, wide, sums, peepholes, h, s, gates):
 
 
 @compiled
-def _forward(share, shares, sequences, weights, first, kept, output, last):
+def _pack_direction(d, weights, inputs, hidden, biases):
+    """Write the weights of a direction to [I, 4 wide], [4 wide x H] and [4 wide]."""
+    H, wide = weights.peepholes.shape[2], biases.size // 4
+    for gate in range(4):
+        here, there = slice(gate * H, (gate + 1) * H), slice(gate * wide, gate * wide + H)
+        inputs[:, there] = weights.inputs[d, here].T
+        biases[there] = weights.biases[d, here]
+        pack(weights.hidden[d, here].T, wide, hidden[gate * wide * H : (gate + 1) * wide * H])
+
+
+@compiled
+def _forward(share, shares, sequences, weights, layer, first, kept, output, last):
     """Compute Eqs. 4-8 for one share; the second direction starts at each sequence's last frame.
 
     Gates and states are kept if `kept` has frames.
@@ -272,14 +352,12 @@ def _forward(share, shares, sequences, weights, first, kept, output, last):
     lengths, H = sequences.lengths, weights.peepholes.shape[2]
     wide, dtype = (H + LANES - 1) // LANES * LANES, output.dtype
     # Each gate's columns are padded to whole vectors.
-    input_weights = np.zeros((weights.inputs.shape[2], 4 * wide), dtype)
-    packed = np.empty(4 * wide * H, dtype)
-    biases = np.zeros(4 * wide, dtype)
-    for gate in range(4):
-        here, there = slice(gate * H, (gate + 1) * H), slice(gate * wide, gate * wide + H)
-        input_weights[:, there] = weights.inputs[d, here].T
-        biases[there] = weights.biases[d, here]
-        pack(weights.hidden[d, here].T, wide, packed[gate * wide * H : (gate + 1) * wide * H])
+    if layer.biases.shape[0] > 0:
+        input_weights, packed, biases = layer.inputs[d], layer.hidden[d], layer.biases[d]
+    else:
+        input_weights = np.zeros((weights.inputs.shape[2], 4 * wide), dtype)
+        packed, biases = np.empty(4 * wide * H, dtype), np.zeros(4 * wide, dtype)
+        _pack_direction(d, weights, input_weights, packed, biases)
     h, s = np.empty((rows.size, H), dtype), np.empty((rows.size, H), dtype)
     num_steps = max(1, BLOCK // rows.size)
     sums = np.empty((num_steps * rows.size, 4 * wide), dtype)

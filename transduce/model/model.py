@@ -13,15 +13,23 @@ import torch
 
 from transduce.architectures import Hypotheses
 from transduce.audio.cache import read_ahead
-from transduce.audio.windows import Window
+from transduce.audio.windows import Window, sound_rate
 from transduce.data.batches import Batch, Batches, Example
-from transduce.data.pairs import DataError, Frames
+from transduce.data.pairs import Audio, DataError, Frames
 from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.options import SearchOptions, widened
 from transduce.kernels.backends import Backend
 from transduce.kernels.openmp import one_thread
 from transduce.model.checkpoint import MODEL_FILE, TrainedModel, load_ensemble, save_model
 from transduce.model.signature import Source, Unknown
+from transduce.model.stream import (
+    Endpoints,
+    Stream,
+    can_stream,
+    most_vectors,
+    search_long,
+    vector_times,
+)
 from transduce.model.tensors import CheckpointError
 from transduce.model.transcripts import Transcript, join_windows
 
@@ -66,9 +74,12 @@ def model_path(model: str | Path) -> Path:
 
 
 class _Part(NamedTuple):
-    """An input, or a window of one that is long; the DataError if it could not be read."""
+    """An input, or a window of one that is long; the DataError if it could not be read.
 
-    read: Example | DataError
+    The transcript of a long input to a model that can stream is there already.
+    """
+
+    read: Example | Transcript | DataError
     share: float  # of the input
     is_last: bool
 
@@ -124,12 +135,7 @@ class Model(TrainedModel):
         Width 1 is the greedy search, unless the options ask for several hypotheses or timings.
         Further options are the fields of `SearchOptions`.
         """
-        width = widened(beam_width, n_best)
-        known = [field.name for field in fields(SearchOptions)]
-        for name in options:
-            if name not in known:
-                raise TypeError(f"a model has no option {name}; the options are {', '.join(known)}")
-        asked = SearchOptions(width, n_best=n_best, with_timings=with_timings, **options)
+        asked = _search_options(beam_width, n_best, with_timings, options)
         sources = source if isinstance(source, list) else [source]
         found = list(self.transcripts(sources, asked))
         return found if isinstance(source, list) else found[0]
@@ -148,14 +154,14 @@ class Model(TrainedModel):
         For an input that cannot be read, yield the DataError. At most `at_once` inputs are held at
         a time, and fewer at first, so that the first results come soon; files of sound are also
         read ahead, two for each thread. Sound longer than two minutes is read and searched in
-        windows that end in pauses. `progress` is called with the shares of inputs that are done;
-        those of an input add up to 1.
+        windows that end in pauses, or, if the model can stream, as a stream. `progress` is called
+        with the shares of inputs that are done; those of an input add up to 1.
         """
         size, num_inputs, num_frames = min(FIRST_INPUTS, at_once), 0, 0
         most = HELD_FRAMES.get(self.device.type, HELD_FRAMES["cuda"])
         held: list[_Part] = []
         begun: list[Transcript | DataError] = []  # of an input with more parts to come
-        for part in self._read(sources, unknown):
+        for part in self._read(sources, unknown, options):
             held.append(part)
             num_inputs += part.is_last
             num_frames += part.read.num_frames if isinstance(part.read, Example) else 0
@@ -179,7 +185,9 @@ class Model(TrainedModel):
                 raise one
             yield one
 
-    def _read(self, sources: Iterable[Source], unknown: Unknown) -> Iterator[_Part]:
+    def _read(
+        self, sources: Iterable[Source], unknown: Unknown, options: SearchOptions
+    ) -> Iterator[_Part]:
         """Yield the parts of each input; read files of sound ahead in threads.
 
         Of long sound only the first window is read ahead.
@@ -194,7 +202,14 @@ class Model(TrainedModel):
                 return _Part(error, window.share, True)
             return _Part(read, window.share, window.is_last)
 
+        streams = can_stream(self)
+
         def parts(source: Source) -> tuple[_Part, Iterator[_Part]]:
+            if streams and signature.is_long(source):
+                try:
+                    return _Part(self._streamed(source, options), 1.0, True), iter(())
+                except DataError as error:
+                    return _Part(error, 1.0, True), iter(())
             windows = signature.windows(source, step)
             return example(next(windows)), map(example, windows)
 
@@ -223,13 +238,23 @@ class Model(TrainedModel):
         found = iter(search_examples(self, examples, options))
         for part in parts:
             read = part.read
-            begun.append(
-                read if isinstance(read, DataError) else self.transcript(read, next(found))
-            )
+            begun.append(self.transcript(read, next(found)) if isinstance(read, Example) else read)
             progress(part.share)
             if part.is_last:
                 yield self._joined(begun, options)
                 begun.clear()
+
+    def _streamed(self, source: Source, options: SearchOptions) -> Transcript:
+        """Return the transcript of long sound, which goes through a stream."""
+        stream = Stream(self, options, follow=False)
+        blocks, pair = self.signature.blocks(source)
+        for block in blocks:
+            stream.advance(block)
+        found = stream.finish()
+        if pair is None or not isinstance(pair.source, Audio) or found.recording is None:
+            return found
+        recording = replace(found.recording, sample_rate=sound_rate(pair.source))
+        return replace(found, name=pair.name, path=pair.source.path, recording=recording)
 
     def _joined(
         self, parts: Sequence[Transcript | DataError], options: SearchOptions
@@ -252,9 +277,50 @@ class Model(TrainedModel):
         # Without the sound, its duration is that of its windows.
         seconds = (example.num_frames - 1) * shift + window
         seconds = seconds if recording is None else recording.seconds
-        # A frame stands for the time around the middle of its window.
-        times = (shift * self.config.pooling, seconds, (window - shift) / 2)
-        return Transcript(*written, *times, path, recording)
+        times = vector_times(self)
+        assert times is not None
+        return Transcript(*written, times[0], seconds, times[1], path, recording)
+
+    def stream(
+        self,
+        *,
+        beam_width: int = 4,
+        n_best: int = 1,
+        with_timings: bool = True,
+        endpoints: Endpoints | None = None,
+        sample_rate: int | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Return a stream, which transcribes an input while it comes in.
+
+        The options are those of a call, with the same meaning; the stream's result is that of a
+        call with the same options, to the last bit. Samples have the model's own rate. With
+        `endpoints`, partial results say whether the utterance has ended.
+        """
+        features = self.signature.features
+        if sample_rate is not None and features is not None and sample_rate != features.sample_rate:
+            raise ValueError(
+                f"a stream takes {features.sample_rate} samples a second, not {sample_rate}; "
+                "record at that rate, or convert the samples first"
+            )
+        asked = _search_options(beam_width, n_best, with_timings, options)
+        return Stream(self, asked, endpoints)
+
+    @property
+    def latency(self) -> float | None:
+        """The seconds of sound from the start of a transcription vector to all that it depends on.
+
+        This algorithmic latency is that of the window of a vector's last frame, with the frames of
+        the lookahead and the deltas after it. None if the model sees the whole input before its
+        first output, because it is bidirectional, reads backwards or is an ensemble, and None if
+        its input is not sound.
+        """
+        config, features = self.config, self.signature.features
+        whole = config.bidirectional or config.backwards or isinstance(self.network, Ensemble)
+        if whole or features is None:
+            return None
+        ahead = config.pooling - 1 + config.lookahead + features.lookahead
+        return ahead * features.shift + features.window
 
     def to(self, device: torch.device | str) -> Model:
         """Move the network to a device; return the model."""
@@ -284,6 +350,18 @@ class Model(TrainedModel):
         )
 
 
+def _search_options(
+    beam_width: int, n_best: int, with_timings: bool, options: dict[str, Any]
+) -> SearchOptions:
+    """Return the options of a call; raise TypeError for an unknown name."""
+    width = widened(beam_width, n_best)
+    known = [field.name for field in fields(SearchOptions)]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"a model has no option {name}; the options are {', '.join(known)}")
+    return SearchOptions(width, n_best=n_best, with_timings=with_timings, **options)
+
+
 def sorts_by_length(model: TrainedModel, options: SearchOptions) -> bool:
     """Return whether scores are log Pr(y) / |y|, or log Pr(y), as those of an ensemble always."""
     return options.length_normalised and not isinstance(model.network, Ensemble)
@@ -295,18 +373,36 @@ def search_examples(
     """Return the hypotheses of each example, in the order of the examples."""
     network, device = model.network, model.device
     found: list[Hypotheses] = [()] * len(examples)
+    streams = can_stream(model)
+    if streams and not options.greedy:
+        long = [i for i, one in enumerate(examples) if _is_long(model, one)]
+        for i in long:
+            found[i] = search_long(model, examples[i].frames, options)
+        if long:
+            rest = [i for i in range(len(examples)) if i not in long]
+            others = search_examples(model, [examples[i] for i in rest], options)
+            for i, best in zip(rest, others, strict=True):
+                found[i] = best
+            return found
     unlabelled = [
         replace(example, labels=torch.empty(0)) if example.num_labels else example
         for example in examples
     ]
     most = SEARCHED_FRAMES.get(device.type, SEARCHED_FRAMES["cuda"])
-    backend = _backend([example.num_frames for example in examples], options, device)
+    backend: Backend = "auto"
+    if not streams:  # which have one result, whatever the input's length
+        backend = _backend([example.num_frames for example in examples], options, device)
     for indices, batch in batches_of(model, unlabelled, most // network.rows_per_input(options)):
         with one_thread() if backend == "eager" else nullcontext():
             hypotheses = network.search(batch, options, backend=backend)
         for i, best in zip(indices, hypotheses, strict=True):
             found[i] = best
     return found
+
+
+def _is_long(model: TrainedModel, example: Example) -> bool:
+    """Return whether an example has more vectors than the lattice of a stream."""
+    return example.num_vectors(model.config.pooling) > most_vectors(model)
 
 
 def _backend(num_frames: list[int], options: SearchOptions, device: torch.device) -> Backend:

@@ -17,7 +17,15 @@ from torch import Tensor
 from transduce.alphabet import Alphabet
 from transduce.audio.cache import FrameReader
 from transduce.audio.features import FeatureSettings, Statistics
-from transduce.audio.windows import Window, sample_windows, sound_windows
+from transduce.audio.windows import (
+    BLOCK,
+    LONGEST,
+    Window,
+    sample_windows,
+    sound_blocks,
+    sound_seconds,
+    sound_windows,
+)
 from transduce.data.batches import Example
 from transduce.data.pairs import (
     Audio,
@@ -47,12 +55,12 @@ MOST_SYMBOLS = 10_000  # of a text to transcribe: a bound on its memory
 
 
 @cache
-def _frame_reader(settings: FeatureSettings | None) -> FrameReader:
+def frame_reader(settings: FeatureSettings | None) -> FrameReader:
     """Return the reader of sound for some settings; its filter tables are computed once."""
     return FrameReader(settings, convert=True)
 
 
-def _float_numbers(array: np.ndarray | Tensor) -> Tensor:
+def float_numbers(array: np.ndarray | Tensor) -> Tensor:
     """Return samples or frames in float32 on the CPU; scale whole samples to [-1, 1]."""
     if isinstance(array, np.ndarray) and array.dtype.kind not in "fiu":
         raise DataError(f"an array of {array.dtype} is neither samples nor frames; give numbers")
@@ -68,7 +76,7 @@ def _float_numbers(array: np.ndarray | Tensor) -> Tensor:
     return numbers.float()
 
 
-def _check_samples(samples: Tensor) -> None:
+def check_samples(samples: Tensor) -> None:
     """Raise a DataError for samples [N] that are no sound in [-1, 1]."""
     if len(samples) == 0:
         raise DataError("there are no samples; give a sound")
@@ -136,7 +144,7 @@ class Signature:
             raise source.origin.error(problem) if isinstance(source, Pair) else DataError(problem)
         recording = None
         if isinstance(source, np.ndarray | Tensor):
-            frames, recording = self._frames_of(_float_numbers(source))
+            frames, recording = self._frames_of(float_numbers(source))
             source = ()
         pair = source if isinstance(source, Pair) else self._pair(source, name)
         ids = encode(pair, pair.target, self.targets) if with_labels else []
@@ -148,15 +156,37 @@ class Signature:
                 raise pair.origin.error("a prediction network takes no source; give it labels")
             return Example(pair, torch.empty(0, dtype=torch.int64), labels)
         if frames is None and isinstance(pair.source, Audio):
-            frames, recording = _frame_reader(self.features).read(pair.source, pair.origin)
+            frames, recording = frame_reader(self.features).read(pair.source, pair.origin)
         elif frames is None:
-            frames = _frame_reader(self.features)(pair)
+            frames = frame_reader(self.features)(pair)
         if frames.shape[1] != self.input_size:
             raise pair.origin.error(
                 f"there are {frames.shape[1]} numbers a frame where the model was trained on "
                 f"{self.input_size}; compute them with its settings"
             )
         return Example(pair, self.statistics.normalise(frames), labels, recording)
+
+    def is_long(self, source: Source) -> bool:
+        """Return whether a source is sound of more than LONGEST seconds."""
+        if self.features is None:
+            return False
+        if isinstance(source, np.ndarray | Tensor):
+            return source.ndim == 1 and len(source) > LONGEST * self.features.sample_rate
+        pair = self._pair(source, None) if isinstance(source, str | Path | Audio) else source
+        if not isinstance(pair, Pair) or not isinstance(pair.source, Audio):
+            return False
+        return (sound_seconds(pair.source) or 0.0) > LONGEST
+
+    def blocks(self, source: Source) -> tuple[Iterator[Tensor], Pair | None]:
+        """Return the samples of long sound, block by block, and its pair if it is in a file."""
+        assert self.features is not None
+        if isinstance(source, np.ndarray | Tensor):
+            samples = float_numbers(source)
+            check_samples(samples)
+            return iter(torch.split(samples, BLOCK * self.features.sample_rate)), None
+        pair = source if isinstance(source, Pair) else self._pair(source, None)
+        assert isinstance(pair.source, Audio)
+        return sound_blocks(pair.source, self.features.sample_rate, pair.origin), pair
 
     def windows(self, source: Source, step: float) -> Iterator[Window[Source]]:
         """Yield the windows of long sound, each but the last a whole number of `step` seconds long.
@@ -323,8 +353,8 @@ class Signature:
                     "the model reads frames that were computed elsewhere, not sound; give frames "
                     "[T, D]"
                 )
-            _check_samples(numbers)
-            return _frame_reader(self.features).frames_of(numbers)
+            check_samples(numbers)
+            return frame_reader(self.features).frames_of(numbers)
         if self.features is not None and numbers.ndim == 2 and numbers.shape[1] <= MOST_CHANNELS:
             raise DataError(
                 f"an array {list(numbers.shape)} has {numbers.shape[1]} channels of samples, not "

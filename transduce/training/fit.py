@@ -322,6 +322,7 @@ class _Run:
         network, world = self.recipe.network, self.fabric.world_size
         sizes = NetworkSizes(
             num_labels=len(self.corpus.signature.targets),
+            input_size=self.corpus.signature.input_size,
             **{k: v for k, v in asdict(network).items() if k not in ("network", "backwards")},
         )
         shapes = {self.batches.shape(ids) for ids in self.batches.epoch(0)}

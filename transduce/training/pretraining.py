@@ -52,11 +52,11 @@ def copy_transcription(pretrained: TrainedModel, network: Network, signature: Si
         symbols = _ids(theirs.sources, signature.sources, "source symbol")
     elif theirs.sources is not signature.sources or theirs.features != signature.features:
         raise PretrainingError("the pretrained network has other inputs; give one with the same")
-    if source.pooling != target.pooling:
-        raise PretrainingError(
-            f"the pretrained network has pooling {source.pooling}, not {target.pooling}; make them "
-            "equal"
-        )
+    for name in ("pooling", "lookahead"):
+        if (there := getattr(source, name)) != (here := getattr(target, name)):
+            raise PretrainingError(
+                f"the pretrained network has {name} {there}, not {here}; make them equal"
+            )
     labels = _ids(theirs.targets, signature.targets, "label")
     _copy_lstm(source.lstm, target.lstm, symbols)
     if source.upper_lstm is not None and target.upper_lstm is not None:

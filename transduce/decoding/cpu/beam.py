@@ -43,6 +43,7 @@ from transduce.decoding.cpu.trie import (
     add_child,
     by_depth,
     child_of,
+    common_prefix,
     exponentials,
     keep_prefixes,
     log_label,
@@ -53,7 +54,7 @@ from transduce.decoding.cpu.trie import (
     step_new,
 )
 from transduce.decoding.fusion import FusedScores
-from transduce.decoding.hypothesis import Found, check_prediction, path_labels
+from transduce.decoding.hypothesis import Found, Labels, check_prediction, path_labels
 from transduce.decoding.problem import Problem
 from transduce.kernels.simd.options import compiled
 from transduce.kernels.simd.threads import num_threads, team
@@ -104,13 +105,10 @@ def beam_searches(problem: Problem) -> list[Found]:
     weights = packed_weights(network)
 
     def search(f: Tensor, threads: int) -> Found:
-        limits = Limits(
-            problem.beam_width,
-            problem.max_labels_per_frame,
-            problem.spare_prefixes,
-            problem.most_open,
-        )
-        return _beam_search(weights, f.double().numpy(), problem.fused_scores(), limits, threads)
+        fused, limits = problem.fused_scores(), limits_of(problem)
+        beam = BeamSearch(weights, problem.num_outputs, fused, limits, threads)
+        beam.advance(f)
+        return beam.found()
 
     if len(transcriptions) < max(2, num_threads()):
         return [search(f, num_threads()) for f in transcriptions]
@@ -118,48 +116,123 @@ def beam_searches(problem: Problem) -> list[Found]:
         return list(pool.map(lambda f: search(f, 1), transcriptions))
 
 
-def _beam_search(
-    weights: PackedWeights,
-    f: np.ndarray,
-    fused: FusedScores | None,
-    limits: Limits,
-    threads: int,
-) -> Found:
-    transcription = Transcription(np.ascontiguousarray(f), *exponentials(f))
-    batch_size = min(max(limits.beam_width // 16, MIN_BATCH), MAX_BATCH)
-    search = new_search(weights, f.shape[1], batch_size, fused is not None)
-    teams = team(1), team(threads)
-    step_new(0, 1, weights, search.prefixes, teams)
-    stepped = 0
-    while True:
-        prefixes, new = search.prefixes, slice(stepped, int(search.counts[NUM_PREFIXES]))
-        if fused is not None:
-            prefixes.log_fused[new] = fused.extend(
+def limits_of(problem: Problem) -> Limits:
+    """Return the bounds of a problem's searches."""
+    return Limits(
+        problem.beam_width,
+        problem.max_labels_per_frame,
+        problem.spare_prefixes,
+        problem.most_open,
+    )
+
+
+class BeamSearch:
+    """The search of one utterance, whose transcription vectors may come in pieces.
+
+    The pieces do not change the result: the search takes one frame after the other, and what is
+    kept for a frame is computed anew in the next one.
+    """
+
+    def __init__(
+        self,
+        weights: PackedWeights,
+        num_outputs: int,
+        fused: FusedScores | None,
+        limits: Limits,
+        threads: int,
+    ) -> None:
+        self.weights, self.fused, self.limits = weights, fused, limits
+        self.teams = team(1), team(threads)
+        batch_size = min(max(limits.beam_width // 16, MIN_BATCH), MAX_BATCH)
+        self.search = new_search(weights, num_outputs, batch_size, fused is not None)
+        self.num_before = 0  # labels before those of the trie
+        self._num_stepped = 0
+        step_new(0, 1, weights, self.search.prefixes, self.teams)
+        self._take_in_new()
+
+    def advance(self, vectors: Tensor) -> None:
+        """Search further transcription vectors [T, K+1]."""
+        f = np.ascontiguousarray(vectors.double().numpy())
+        transcription = Transcription(f, *exponentials(f))
+        prefixes, counts = self.search.prefixes, self.search.counts
+        # Frames are counted from the first of these vectors.
+        prefixes.frame[:], prefixes.norm_frame[:], counts[FRAME] = -1, -1, 0
+        while self.search.counts[FRAME] < len(f):
+            if lacks_room(self.search):
+                kept, self.search = make_room(self.search, self.limits)
+                self._keep(kept)
+            arguments = (transcription, self.weights, self.limits, self.fused is not None)
+            self.search = run(self.search, *arguments, self.teams)
+            self._take_in_new()
+
+    def _take_in_new(self) -> None:
+        """Give new prefixes their fused scores; check their prediction vectors."""
+        prefixes = self.search.prefixes
+        new = slice(self._num_stepped, int(self.search.counts[NUM_PREFIXES]))
+        if self.fused is not None:
+            prefixes.log_fused[new] = self.fused.extend(
                 prefixes.parent[new].tolist(), prefixes.label[new].tolist()
             )
-        stepped = new.stop
+        self._num_stepped = new.stop
         check_prediction(float(prefixes.g[new].max(initial=-np.inf)))
-        if search.counts[FRAME] == len(f):
-            break
-        if lacks_room(search):
-            kept, search = make_room(search, limits)
-            stepped = len(kept)
-            if fused is not None:
-                fused.keep(kept.tolist())
-        search = run(search, transcription, weights, limits, fused is not None, teams)
-    size = int(search.beam.size[0])
-    nodes = search.beam.node[:size]
-    # Copy what outlives the search: the states are large.
-    parent, label, depth = (x[:stepped].copy() for x in prefixes[:3])
 
-    return Found(
-        search.beam.log_prob[:size].copy(),
-        depth[nodes],
-        lambda i: path_labels(int(nodes[i]), parent, label),
-        int(search.counts[NUM_BOUNDED]),
-        int(search.counts[NUM_EXPANDED]),
-        int(search.counts[NUM_STEPPED]),
-    )
+    def _keep(self, rows: np.ndarray) -> None:
+        self._num_stepped = len(rows)
+        if self.fused is not None:
+            self.fused.keep(rows.tolist())
+
+    def found(self) -> Found:
+        """Return the beam B after the vectors so far."""
+        size, prefixes = int(self.search.beam.size[0]), self.search.prefixes
+        # Copy what outlives the search: the states are large.
+        nodes = self.search.beam.node[:size].copy()
+        parent, label, depth = (x[: self._num_stepped].copy() for x in prefixes[:3])
+        return Found(
+            self.search.beam.log_prob[:size].copy(),
+            self.num_before + depth[nodes],
+            lambda i: path_labels(int(nodes[i]), parent, label),
+            int(self.search.counts[NUM_BOUNDED]),
+            int(self.search.counts[NUM_EXPANDED]),
+            int(self.search.counts[NUM_STEPPED]),
+        )
+
+    # --- Of searches that go on for hours ---
+
+    @property
+    def num_hypotheses(self) -> int:
+        """The hypotheses in B; none if all outputs are impossible."""
+        return int(self.search.beam.size[0])
+
+    def num_common(self) -> int:
+        """Return the number of labels with which all hypotheses begin."""
+        beam, prefixes = self.search.beam, self.search.prefixes
+        if beam.size[0] == 0:
+            return self.num_before
+        node = common_prefix(beam.node[: beam.size[0]], prefixes)
+        return self.num_before + int(prefixes.depth[node])
+
+    def predictions(self, labels: Labels) -> np.ndarray:
+        """Return g [U+1, K+1] of labels that follow those before the trie."""
+        return self.search.prefixes.g[self._path(labels)]
+
+    def settle(self, labels: Labels, number: int) -> None:
+        """Let the trie begin after the first `number` of a hypothesis's labels.
+
+        Keep the hypotheses that begin with these and the next label; if there is none, keep this
+        hypothesis alone.
+        """
+        path = self._path(labels[: number + 1])
+        exactly = number == len(labels)
+        width = self.limits.beam_width
+        self._keep(settle(self.search, path[number], path[-1], exactly, width))
+        self.num_before += number
+
+    def _path(self, labels: Labels) -> list[int]:
+        """Return the nodes on the path from row 0 along `labels`."""
+        nodes = [0]
+        for label in labels:
+            nodes.append(int(child_of(nodes[-1], label, self.search.prefixes)))
+        return nodes
 
 
 def new_search(weights: PackedWeights, num_outputs: int, batch_size: int, fused: bool) -> Search:
@@ -202,7 +275,7 @@ def make_room(search, limits):
         is_reached[beam.node[: beam.size[0]]] = True
         is_reached[open.parent[: open.size[0]]] = True
         is_reached[batch.node[: counts[NUM_BATCH]]] = True
-        kept, place = keep_prefixes(is_reached, prefixes)
+        kept, place = keep_prefixes(is_reached, 0, prefixes)
         for i in range(beam.size[0]):
             beam.node[i] = place[beam.node[i]]
         for i in range(open.size[0]):
@@ -213,6 +286,32 @@ def make_room(search, limits):
     # Room for as many again, so that removals and copies take a small part of the time.
     prefixes = prefixes_for(2 * kept.size + batch.node.size, prefixes)
     return kept, Search(prefixes, beam, open, batch, counts, bounded)
+
+
+@compiled
+def settle(search, root, prefix, exactly, beam_width):
+    """Keep the hypotheses that begin with `prefix`, or it alone; drop all before the node `root`.
+
+    This is for the time between two frames. Return the rows that were kept.
+    """
+    prefixes, beam, counts = search.prefixes, search.beam, search.counts
+    extends, is_kept = np.zeros((2, counts[NUM_PREFIXES]), np.bool_)
+    extends[prefix] = True
+    if not exactly:
+        for node in range(prefix + 1, extends.size):
+            extends[node] = extends[prefixes.parent[node]]
+    nodes, log_prob = beam.node[: beam.size[0]].copy(), beam.log_prob[: beam.size[0]].copy()
+    beam.size[0] = 0
+    for i in range(nodes.size):
+        if extends[nodes[i]]:
+            offer(beam, beam_width, log_prob[i], nodes[i], prefixes)
+            is_kept[nodes[i]] = True
+    kept, place = keep_prefixes(is_kept, root, prefixes)
+    for i in range(beam.size[0]):
+        beam.node[i] = place[beam.node[i]]
+    prefixes.parent[0] = -1
+    counts[NUM_PREFIXES] = kept.size
+    return kept
 
 
 @compiled

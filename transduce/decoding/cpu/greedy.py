@@ -11,8 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from transduce.decoding.cpu.prediction import BLOCK, packed_weights, step_prefixes
+from transduce.decoding.cpu.prediction import (
+    BLOCK,
+    PackedWeights,
+    packed_weights,
+    step_prefixes,
+)
 from transduce.decoding.hypothesis import Greedy, check_prediction
 from transduce.decoding.problem import Problem, padded
 from transduce.kernels.simd.options import compiled
@@ -40,6 +46,14 @@ class Paths(NamedTuple):
     largest: np.ndarray  # [B], the largest number in g so far; one row a block
 
 
+class Past(NamedTuple):
+    """The prediction network after the labels before a piece of an utterance; [0] without one."""
+
+    h: np.ndarray  # [1, L, H]
+    s: np.ndarray  # [1, L, H]
+    g: np.ndarray  # [1, K+1]
+
+
 def greedy_searches(problem: Problem) -> list[Greedy]:
     """Return each utterance's greedy alignment."""
     network = problem.peephole_network()
@@ -47,13 +61,11 @@ def greedy_searches(problem: Problem) -> list[Greedy]:
     weights = packed_weights(network)
     f, num_vectors = padded(problem.transcriptions)
     f = f.to(torch.promote_types(f.dtype, torch.float32)).contiguous()
-    B, T = f.shape[:2]
     utterances = Utterances(f.numpy(), num_vectors.numpy(), problem.max_labels_per_frame)
-    labels, times = np.empty((2, B, T * problem.max_labels_per_frame), np.int32)
-    num_labels, num_bounded = np.zeros((2, B), np.int64)
-    paths = Paths(labels, times, num_labels, num_bounded, np.zeros(B), np.full(B, -np.inf))
+    paths = _new_paths(utterances)
     rows, starts = shares_of(utterances.lengths, num_threads())
-    _search_shares(team(len(starts) - 1), (rows, starts, utterances, weights, paths))
+    past = _past(weights, 0, f.shape[2])
+    _search_shares(team(len(starts) - 1), (rows, starts, utterances, weights, paths, past))
     check_prediction(float(paths.largest.max()))
     return [
         Greedy(tuple(y[:n].tolist()), tuple(when[:n].tolist()), float(log_prob), int(num_bounded))
@@ -61,16 +73,61 @@ def greedy_searches(problem: Problem) -> list[Greedy]:
     ]
 
 
+class GreedySearch:
+    """The greedy search of one utterance, whose transcription vectors come in pieces."""
+
+    def __init__(self, weights: PackedWeights, num_outputs: int, max_labels_per_frame: int) -> None:
+        self.weights, self.max_labels_per_frame = weights, max_labels_per_frame
+        self.labels: list[int] = []
+        self.frames: list[int] = []  # at which each label is emitted
+        self.num_vectors, self.num_bounded, self.log_prob = 0, 0, 0.0
+        self._past = _past(weights, 1, num_outputs)
+        null = np.zeros(1, np.int32)
+        step_prefixes(0, 1, weights, null, null, *self._past)
+
+    def advance(self, vectors: Tensor) -> None:
+        """Search further transcription vectors [T, K+1]."""
+        f = vectors.to(torch.promote_types(vectors.dtype, torch.float32)).contiguous()[None]
+        utterances = Utterances(f.numpy(), np.array([len(vectors)]), self.max_labels_per_frame)
+        paths = _new_paths(utterances)
+        paths.log_prob[0] = self.log_prob
+        row, starts = np.zeros(1, np.int64), np.array([0, 1])
+        _search_shares(team(1), (row, starts, utterances, self.weights, paths, self._past))
+        check_prediction(float(paths.largest.max()))
+        number = int(paths.num_labels[0])
+        self.labels += paths.labels[0, :number].tolist()
+        self.frames += (self.num_vectors + paths.times[0, :number]).tolist()
+        self.num_vectors += len(vectors)
+        self.num_bounded += int(paths.num_bounded[0])
+        self.log_prob = float(paths.log_prob[0])
+
+
+def _new_paths(utterances: Utterances) -> Paths:
+    B, T = utterances.f.shape[:2]
+    labels, times = np.empty((2, B, T * utterances.max_labels_per_frame), np.int32)
+    num_labels, num_bounded = np.zeros((2, B), np.int64)
+    return Paths(labels, times, num_labels, num_bounded, np.zeros(B), np.full(B, -np.inf))
+
+
+def _past(weights: PackedWeights, size: int, num_outputs: int) -> Past:
+    (L, _, H), kind = weights.peepholes.shape, weights.biases.dtype
+    h, s = np.zeros((2, size, L, H), kind)
+    return Past(h, s, np.zeros((size, num_outputs), kind))
+
+
 @compiled
-def _search_share(share, all_rows, starts, utterances, weights, paths):
+def _search_share(share, all_rows, starts, utterances, weights, paths, past):
     rows = all_rows[starts[share] : starts[share + 1]]
     for first in range(0, rows.size, BLOCK):
-        _search_block(rows[first : first + BLOCK], utterances, weights, paths)
+        _search_block(rows[first : first + BLOCK], utterances, weights, paths, past)
 
 
 @compiled
-def _search_block(rows, utterances, weights, paths):
-    """Take the most probable output at every node of each utterance, frame by frame."""
+def _search_block(rows, utterances, weights, paths, past):
+    """Take the most probable output at every node of each utterance, frame by frame.
+
+    With a past, go on from it, and let it become that of the next piece.
+    """
     f, lengths, max_labels_per_frame = utterances
     labels, times, num_labels, num_bounded, log_prob, largest = paths
     n, size = rows.size, ROOM * rows.size + 1
@@ -81,7 +138,11 @@ def _search_block(rows, utterances, weights, paths):
         np.empty((size, L, H), weights.biases.dtype),
     )
     g = np.empty((size, f.shape[2]), weights.biases.dtype)
-    step_prefixes(0, 1, weights, parent, label, h, s, g)  # the empty sequence, which all share
+    goes_on = past.g.shape[0] > 0
+    if goes_on:
+        h[0], s[0], g[0] = past.h[0], past.s[0], past.g[0]
+    else:
+        step_prefixes(0, 1, weights, parent, label, h, s, g)  # the empty sequence, which all share
     node, used = np.zeros(n, np.int64), 1
     largest[rows[0]] = _largest(g[:1])
     emitting = np.empty(n, np.int64)
@@ -115,6 +176,8 @@ def _search_block(rows, utterances, weights, paths):
             step_prefixes(first, used, weights, parent, label, h, s, g)
             largest[rows[0]] = max(largest[rows[0]], _largest(g[first:used]))
             emitted += 1
+    if goes_on:
+        past.h[0], past.s[0], past.g[0] = h[node[0]], s[node[0]], g[node[0]]
 
 
 _share_search = sharing(_search_share)

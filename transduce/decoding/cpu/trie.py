@@ -23,11 +23,14 @@ SMALLEST_TERM = np.finfo(np.float64).tiny / np.finfo(np.float64).eps
 
 
 class Prefixes(NamedTuple):
-    """A trie of prefixes, a row each; row 0 is the empty sequence, parents come before children."""
+    """A trie of prefixes, a row each; parents come before children.
+
+    Row 0 is the empty sequence, or the prefix of all others where those before it were removed.
+    """
 
     parent: np.ndarray  # [N]
     label: np.ndarray  # [N], the last label
-    depth: np.ndarray  # [N]
+    depth: np.ndarray  # [N], labels after row 0
     first_child: np.ndarray  # [N], -1 for none
     next_sibling: np.ndarray  # [N], -1 for none
     h: np.ndarray  # [N, L, H], of the prediction network
@@ -111,6 +114,19 @@ def precedes(a, b, prefixes):
 
 
 @compiled
+def common_prefix(nodes, prefixes):
+    """Return the node of the longest prefix that some nodes have in common."""
+    parent, depth, node = prefixes.parent, prefixes.depth, nodes[0]
+    for other in nodes[1:]:
+        while node != other:
+            if depth[node] >= depth[other]:
+                node = parent[node]
+            else:
+                other = parent[other]
+    return node
+
+
+@compiled
 def by_depth(nodes, depth):
     """Sort nodes by depth, shortest first, by counting."""
     deepest = 0
@@ -136,21 +152,22 @@ def grown(array, size):
 
 
 @compiled
-def keep_prefixes(is_kept, prefixes):
-    """Remove all prefixes but those marked in `is_kept` [N] and their own prefixes.
+def keep_prefixes(is_kept, root, prefixes):
+    """Remove all prefixes but those marked in `is_kept` [N] and their own prefixes from `root` on.
 
-    Return the rows that stay, which move up in their order, and the new row of each old one.
+    The marked ones extend the prefix `root`, which becomes row 0. Return the rows that stay, which
+    move up in their order, and the new row of each old one.
     """
     parent, label, depth, frame = prefixes.parent, prefixes.label, prefixes.depth, prefixes.frame
-    is_kept[0] = True
-    for node in range(is_kept.size - 1, 0, -1):
+    is_kept[root] = True
+    for node in range(is_kept.size - 1, root, -1):
         if is_kept[node]:
             is_kept[parent[node]] = True
     kept = np.nonzero(is_kept)[0]
-    place = is_kept.cumsum() - 1
+    place, root_depth = is_kept.cumsum() - 1, depth[root]
     for new in range(kept.size):
         old = kept[new]
-        label[new], depth[new], frame[new] = label[old], depth[old], frame[old]
+        label[new], depth[new], frame[new] = label[old], depth[old] - root_depth, frame[old]
         prefixes.log_prob[new] = prefixes.log_prob[old]
         prefixes.norm_frame[new] = prefixes.norm_frame[old]
         prefixes.log_norm[new], prefixes.max_g[new] = prefixes.log_norm[old], prefixes.max_g[old]
