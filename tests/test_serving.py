@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from urllib.parse import urlsplit
 
@@ -18,9 +18,11 @@ import numpy as np
 import openai
 import pytest
 import torch
+import websockets
 from commands import ENVIRONMENT
 from explored import RATE, sound, sound_model, text_model, wav_bytes
 from fastapi.testclient import TestClient
+from websockets.sync.client import connect
 
 from transduce import cli
 from transduce.architectures import NetworkConfig, build_network
@@ -31,6 +33,7 @@ from transduce.model.checkpoint import MODEL_FILE, TrainedModel, save_model
 from transduce.model.lines import pronunciations
 from transduce.model.model import Model
 from transduce.serving import guard
+from transduce.serving import server as model_server
 from transduce.serving.api import create_app
 from transduce.serving.batching import Batcher, Job
 from transduce.serving.limits import Limits
@@ -54,6 +57,7 @@ def models():
     return {
         "speech": Model.of(speech),
         "letters": Model.of(text_model()),
+        "live": Model.of(sound_model(bidirectional=False)),
         "ctc": Model.of(TrainedModel(network, ctc, speech.signature)),
     }
 
@@ -162,7 +166,7 @@ def test_openais_client_works(service, models):
         openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client,
     ):
         create = client.audio.transcriptions.create
-        assert [model.id for model in client.models.list()] == ["speech", "letters", "ctc"]
+        assert [model.id for model in client.models.list()] == ["speech", "letters", "live", "ctc"]
         assert client.models.retrieve("speech").model_extra["sample_rate"] == RATE
         assert create(model="speech", file=("a.wav", content)).text == str(expected)
         assert create(model="speech", file=("a.wav", content), response_format="text") == (
@@ -682,6 +686,199 @@ def test_bytes_that_are_not_http_are_refused_in_a_sentence(service):
         connection.sendall(b"\x16\x03\x01\r\n\r\n")
         answer = received(connection)
     assert answer.startswith(b"HTTP/1.1 400") and b'{"error": {"message": "this is not' in answer
+
+
+# --- Streams ------------------------------------------------------------------------------------
+
+FINISH, NEXT = '{"type": "finish"}', '{"type": "next"}'
+
+
+def pcm(seconds, frequency=440.0):
+    """Return samples of 16 bits."""
+    return (32767 * sound(seconds, frequency=frequency)[:, 0]).astype("<i2")
+
+
+def opened(address, query="model=live", **options):
+    """Open a stream."""
+    return connect(f"{address.replace('http', 'ws')}/v1/stream?{query}", **options)
+
+
+def answers_of(stream):
+    """Return the answers until the server closes a stream."""
+    answers = []
+    with suppress(websockets.ConnectionClosed):
+        while True:
+            answers.append(json.loads(stream.recv(20)))
+    return answers
+
+
+def streamed(address, samples, seed, query="model=live"):
+    """Stream samples in pieces of any number of bytes; return the answers."""
+    draw, content = np.random.default_rng(seed), samples.tobytes()
+    answers = []
+    with opened(address, query) as stream:
+        while content:
+            size = int(draw.integers(1, 4000))
+            stream.send(content[:size])
+            content = content[size:]
+        stream.send(FINISH)
+        answers += answers_of(stream)
+        assert stream.close_code == 1000
+    return answers
+
+
+def test_streams_of_many_clients_give_what_the_library_gives(service, models):
+    sounds = [pcm(0.4 + 0.1 * i, 300 + 50 * i) for i in range(12)]
+    with serving(service) as address, ThreadPoolExecutor(12) as threads:
+        found = list(threads.map(lambda i: streamed(address, sounds[i], i), range(12)))
+        [*_, wide] = streamed(address, sounds[5], 0, "model=live&beam_width=9&sample_rate=16000")
+        [*_, default] = streamed(address, sounds[5], 0, "")
+    assert service.in_progress == 0
+    for samples, (*partials, final) in zip(sounds, found, strict=True):
+        expected = models["live"](samples, beam_width=4, with_timings=True)
+        assert final["type"] == "final" and final["text"] == str(expected)
+        assert final["duration"] == pytest.approx(expected.seconds)
+        assert [phone["symbol"] for phone in final["phones"]] == list(expected.symbols)
+        stable = [phone["symbol"] for partial in partials for phone in partial["stable"]]
+        assert stable == list(expected.symbols)[: len(stable)]
+        assert partials and {partial["type"] for partial in partials} == {"partial"}
+    assert wide["text"] == str(models["live"](sounds[5], beam_width=9, with_timings=True))
+    assert default == found[5][-1]
+
+
+def test_utterances_of_a_stream_follow_each_other(service, models):
+    with serving(service) as address, opened(address) as stream:
+        for samples, end in ((pcm(0.5), NEXT), (pcm(0.7, 900.0), FINISH)):
+            stream.send(samples.tobytes())
+            stream.send(end)
+            while (answer := json.loads(stream.recv(20)))["type"] == "partial":
+                pass
+            assert answer["text"] == str(models["live"](samples, beam_width=4, with_timings=True))
+
+
+@pytest.mark.parametrize(
+    "query, messages, said",
+    [
+        ("model=speech", [], "the model is bidirectional and needs the whole input"),
+        ("model=ctc", [], "streams are for one transducer"),
+        ("model=letters", [], "letters does not take sound"),
+        ("model=nothing", [], "there is no model 'nothing'"),
+        ("model=live&sample_rate=8000", [], "takes 16000 samples a second, not 8000"),
+        ("model=live&sample_rate=x", [], "sample_rate must be a whole number above 0"),
+        ("model=live&beam_width=101", [], "beam_width must be from 1 to 100"),
+        ("model=live&beam_width=0", [], "beam_width must be a whole number above 0"),
+        ("model=live&format=wav", [], "there is no option 'format'"),
+        ("model=live", ["hello"], "a text message must be"),
+        ("model=live", ["[" * 100_000], "a text message must be"),
+        ("model=live", ["3"], "a text message must be"),
+        ("model=live", [wav_bytes(sound())], "this is a WAV file"),
+        ("model=live", [b"\0" * 999, FINISH], "the sound ends within a sample"),
+        ("model=live", [bytes(4 * RATE)], "the utterance is longer than 1 seconds"),
+        ("model=live", [b"\0\0"], "nothing came for 0.5 seconds"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_a_bad_stream_is_refused_in_a_sentence(hasty, query, messages, said):
+    address, service = hasty
+    with opened(address, query) as stream:
+        for message in messages:
+            stream.send(message)
+        answers = answers_of(stream)
+        assert list(answers[-1]) == ["type", "error"]
+        assert said in answers[-1]["error"]["message"] and stream.close_code == 1008
+    until(lambda: service.in_progress == 0)
+
+
+@pytest.fixture(scope="module")
+def hasty(models):
+    """A server whose streams have small limits: its address, and the service."""
+    limits = {"max_utterance_seconds": 1.0, "stream_idle_seconds": 0.5, "max_streams": 1}
+    with started(models, **limits) as service, serving(service) as address:
+        yield address, service
+
+
+def test_a_message_that_is_too_large_closes_the_stream(hasty):
+    address, service = hasty
+    with opened(address, max_size=None) as stream:
+        with pytest.raises(websockets.ConnectionClosed):
+            stream.send(bytes(1_000_001))
+            stream.recv(20)
+        assert stream.close_code == 1009
+    until(lambda: service.in_progress == 0)
+
+
+def test_more_streams_than_allowed_are_refused(hasty):
+    address, service = hasty
+    with opened(address) as first:
+        first.send(b"\0\0")
+        until(lambda: service.in_progress == 1)
+        with opened(address) as second:
+            assert "the server is busy" in json.loads(second.recv(20))["error"]["message"]
+            with pytest.raises(websockets.ConnectionClosed):
+                second.recv(20)
+            assert second.close_code == 1013
+    until(lambda: service.in_progress == 0)
+
+
+def test_a_stream_that_is_cut_off_harms_nobody(service, models):
+    with serving(service) as address:
+        for ends in range(5):
+            with opened(address) as stream:
+                for _ in range(ends):
+                    stream.send(pcm(0.2).tobytes())
+                stream.socket.shutdown(socket.SHUT_RDWR)
+        [*_, final] = streamed(address, pcm(0.5), 0)
+        assert final["text"] == str(models["live"](pcm(0.5), beam_width=4, with_timings=True))
+        until(lambda: service.in_progress == 0)
+
+
+def frame(opcode, content):
+    """Return a WebSocket frame of a client, masked with zeros."""
+    return bytes([0x80 | opcode, 0xFF]) + len(content).to_bytes(8, "big") + bytes(4) + content
+
+
+def test_a_stream_whose_client_does_not_read_is_closed(service, monkeypatch):
+    monkeypatch.setattr(model_server, "SLOW_READER_SECONDS", 0.5)
+    utterance = frame(2, pcm(2.0).tobytes()) + frame(1, NEXT.encode())
+    lines = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
+    lines += ("Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",)
+    with serving(service) as address, socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((urlsplit(address).hostname, urlsplit(address).port))
+        slow.settimeout(20)
+        slow.sendall(head("/v1/stream?model=live", *lines).replace(b"POST", b"GET"))
+        until(lambda: service.in_progress == 1)
+        with pytest.raises(OSError):
+            for _ in range(2000):
+                slow.sendall(utterance)
+        until(lambda: service.in_progress == 0)
+        assert is_well(address)
+
+
+def test_streams_are_finished_when_the_server_stops(models):
+    with started(models) as service, serving(service) as address, opened(address) as stream:
+        stream.send(pcm(0.5).tobytes())
+        until(lambda: service.in_progress == 1)
+        time.sleep(0.3)
+        service.drain()
+        answers = answers_of(stream)
+        assert answers[-1]["type"] == "final" and stream.close_code == 1012
+        expected = models["live"](pcm(0.5), beam_width=4, with_timings=True)
+        assert answers[-1]["text"] == str(expected) and service.is_drained
+        with opened(address) as late:
+            assert "stopping" in json.loads(late.recv(20))["error"]["message"]
+
+
+def test_a_stream_needs_the_key_and_the_right_site(models):
+    with started(models, key="sesame") as service, serving(service) as address:
+        right = {"Authorization": "Bearer sesame"}
+        for headers, status in (({}, 401), ({**right, "Origin": "http://evil.example"}, 403)):
+            with pytest.raises(websockets.InvalidStatus) as refused:
+                opened(address, additional_headers=headers)
+            assert refused.value.response.status_code == status
+        with opened(address, additional_headers=right) as stream:
+            stream.send(FINISH)
+            assert json.loads(stream.recv(20))["text"] == ""
 
 
 # --- The command --------------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
     POST /v1/audio/transcriptions  a form with file, model, response_format: a transcript
     POST /v1/phonemize             {"input": line or [line, ...]}: pronunciations
+    WS   /v1/stream                samples in, partial transcripts out (see `streams`)
     GET  /v1/models                the models
     GET  /health                   200 while the process lives
     GET  /ready                    200 once models are loaded, until the server stops
     GET  /metrics                  for Prometheus
 
-The first and the third are OpenAI's. The response to a failed request is {"error": {"message": a
+The first and /v1/models are OpenAI's. The response to a failed request is {"error": {"message": a
 sentence, "type", "param", "code"}}.
 """
 
@@ -17,7 +18,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response, WebSocket
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.concurrency import run_in_threadpool
@@ -31,7 +32,14 @@ from transduce.model.lines import join_lines
 from transduce.model.model import Model
 from transduce.model.transcripts import Transcript
 from transduce.serving.formats import pronunciation, subrip, verbose, webvtt
-from transduce.serving.guard import HEADERS, PHONEMIZE, TRANSCRIPTIONS, Guard, error_response
+from transduce.serving.guard import (
+    HEADERS,
+    PHONEMIZE,
+    STREAM,
+    TRANSCRIPTIONS,
+    Guard,
+    error_response,
+)
 from transduce.serving.limits import (
     MAX_FIELD_BYTES,
     MAX_FIELDS,
@@ -40,6 +48,7 @@ from transduce.serving.limits import (
     error_content,
 )
 from transduce.serving.service import Service
+from transduce.serving.streams import StreamRoute
 
 BEAM_WIDTH = 10  # for sound, unless the request says otherwise; that of `transduce recognize`
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
@@ -89,12 +98,12 @@ def create_app(service: Service, host: str = "127.0.0.1", others: Collection[str
 
     @app.get("/v1/models")
     async def models() -> Response:
-        described = [_description(name, model) for name, model in service.models.items()]
+        described = [_description(service, name) for name in service.models]
         return _json({"object": "list", "data": described})
 
     @app.get("/v1/models/{name}")
     async def model(name: str) -> Response:
-        return _json(_description(name, service.model(name)))
+        return _json(_description(service, name))
 
     @app.post(TRANSCRIPTIONS)
     async def transcriptions(request: Request) -> Response:
@@ -104,6 +113,12 @@ def create_app(service: Service, host: str = "127.0.0.1", others: Collection[str
     async def phonemize(request: Request) -> Response:
         return await _pronunciations(service, request)
 
+    route = StreamRoute(service)
+
+    @app.websocket(STREAM)
+    async def stream(socket: WebSocket) -> None:
+        await route(socket)
+
     return app
 
 
@@ -111,9 +126,9 @@ def _json(content: object) -> Response:
     return Response(json.dumps(content), headers=HEADERS, media_type=JSON)
 
 
-def _description(name: str, model: Model) -> dict[str, Any]:
+def _description(service: Service, name: str) -> dict[str, Any]:
     """Return what clients can know of a model."""
-    features = model.signature.features
+    features = service.model(name).signature.features
     return {
         "id": name,
         "object": "model",
@@ -121,6 +136,7 @@ def _description(name: str, model: Model) -> dict[str, Any]:
         "owned_by": "transduce",
         "reads": "text" if features is None else "sound",
         "sample_rate": None if features is None else features.sample_rate,
+        "streams": name in service.streaming,
     }
 
 

@@ -23,6 +23,7 @@ from transduce.data.pairs import DataError
 from transduce.decoding.options import SearchOptions
 from transduce.model.model import SHORT, Model
 from transduce.model.signature import Source
+from transduce.model.stream import can_stream
 from transduce.model.transcripts import Transcript
 from transduce.serving.limits import Limits, Refusal
 from transduce.serving.metrics import Metrics
@@ -180,6 +181,11 @@ def _warm_up(model: Model) -> None:
             for sources in ([short], [long, long]):
                 for _ in model.transcribe(sources, one):
                     pass
+        if model.signature.features is not None and can_stream(model):
+            stream = model.stream(beam_width=2)
+            assert isinstance(long, torch.Tensor)
+            stream.accept(long)
+            stream.finish()
 
 
 def _example_of(model: Model, num_frames: int) -> Source:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_JSON_BYTES = 1_000_000  # in a body of JSON
+MAX_MESSAGE_BYTES = 1_000_000  # in a message of a stream: 31 seconds of 16,000 samples
+# More seconds allow clients that read in bursts; fewer free their connections sooner.
+SLOW_READER_SECONDS = 10  # for the client of a stream to read what waits for it
 MAX_FIELD_BYTES = 65_536  # in a field of a form other than the file
 MAX_FIELDS = 32  # of a form
 MAX_N_BEST = 20  # pronunciations of a line
@@ -42,6 +45,12 @@ class Limits:
     """The seconds in which a request that has arrived must be answered."""
     drain_seconds: float = 30.0
     """The seconds that requests have to finish after SIGTERM."""
+    max_streams: int = 64
+    """The most streams at once."""
+    max_utterance_seconds: float = 600.0
+    """The longest utterance of a stream."""
+    stream_idle_seconds: float = 30.0
+    """The seconds after which a stream without messages ends."""
     max_connections: int = 900
     """The most open connections; further ones get status 503."""
 

@@ -45,6 +45,7 @@ class Metrics:
             "transduce_batch_seconds", "Seconds to compute a batch.", ["model"], buckets=SECONDS,
             registry=registry,
         )  # fmt: skip
+        self.streams = Gauge("transduce_streams", "Streams at once.", registry=registry)
         ProcessCollector(registry=registry)
 
     def text(self) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -10,12 +11,18 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from transduce.http.connections import TimedProtocol, listen
 from transduce.model.checkpoint import MODEL_FILE
 from transduce.model.model import Model, load
 from transduce.serving.api import create_app
-from transduce.serving.limits import Limits, error_content
+from transduce.serving.limits import (
+    MAX_MESSAGE_BYTES,
+    SLOW_READER_SECONDS,
+    Limits,
+    error_content,
+)
 from transduce.serving.service import Service
 
 CLOSING_SECONDS = 5  # for connections to close once all requests are done
@@ -49,6 +56,35 @@ class Protocol(TimedProtocol):
         return error_content(status, message)
 
 
+class StreamProtocol(WebSocketsSansIOProtocol):
+    """WebSockets that close if the client does not read.
+
+    About 64 KB wait for a client; then it has SLOW_READER_SECONDS to read them.
+    """
+
+    slow: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """Start to wait for the client to read."""
+        super().pause_writing()
+        self.slow = self.loop.call_later(SLOW_READER_SECONDS, self._give_up)
+
+    def resume_writing(self) -> None:
+        """Stop waiting."""
+        super().resume_writing()
+        if self.slow is not None:
+            self.slow.cancel()
+
+    def _give_up(self) -> None:
+        """Close the connection with a reason; drop what is unread if nobody reads that either."""
+        if not self.transport.is_closing():
+            self.conn.fail(1008, "the client reads its results too slowly")
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.close_sent = True
+            self.transport.close()
+        self.loop.call_later(SLOW_READER_SECONDS, self.transport.abort)
+
+
 class ModelServer(uvicorn.Server):
     """A server that drains at the first signal and stops at the second."""
 
@@ -60,7 +96,8 @@ class ModelServer(uvicorn.Server):
             uvicorn.Config(
                 create_app(service, host, others),
                 http=Protocol,
-                ws="none",
+                ws=StreamProtocol,
+                ws_max_size=MAX_MESSAGE_BYTES,
                 lifespan="off",
                 log_level="error",
                 access_log=False,

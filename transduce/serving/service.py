@@ -16,6 +16,7 @@ from transduce.decoding.options import SearchOptions
 from transduce.http.sounds import decode_sound
 from transduce.model.model import Model
 from transduce.model.signature import Source
+from transduce.model.stream import can_stream
 from transduce.serving.batching import Batcher, Job, Results
 from transduce.serving.limits import MAX_DECODERS, Limits, Refusal
 from transduce.serving.metrics import Metrics
@@ -36,6 +37,11 @@ class Service:
         self.metrics = Metrics()
         self.batcher = Batcher(self.models, self.limits, self.metrics)
         self.in_progress = self.held_bytes = 0
+        self.streaming = [
+            name
+            for name, model in self.models.items()
+            if model.signature.features is not None and can_stream(model)
+        ]
         self.drains_since: float | None = None  # time.monotonic() of the signal to stop
         self.decoders = ThreadPoolExecutor(MAX_DECODERS, "decoders")
 
