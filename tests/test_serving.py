@@ -1,6 +1,9 @@
 """The API: answers match the library; bad input gets one sentence and harms nobody else."""
 
 import json
+import re
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +22,7 @@ import openai
 import pytest
 import torch
 import websockets
-from commands import ENVIRONMENT
+from commands import ENVIRONMENT, ROOT
 from explored import RATE, sound, sound_model, text_model, wav_bytes
 from fastapi.testclient import TestClient
 from websockets.sync.client import connect
@@ -882,6 +885,38 @@ def test_a_stream_needs_the_key_and_the_right_site(models):
 
 
 # --- The command --------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_the_examples_of_the_documentation_run(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    section = re.search(r"^## Serving\n(.*?)(?=^## |\Z)", page, re.M | re.S)[1]
+    curls = re.findall(r"^curl .*", section, re.M)
+    [python] = re.findall(r"```python\n(.*?)```", section, re.S)
+    assert len(curls) == 4
+    (tmp_path / "speech.wav").write_bytes(wav_bytes(sound(1.0)))
+    monkeypatch.chdir(tmp_path)
+    shipped = load_models(["english-phone-recogniser", "english-pronouncer"])
+    with started(shipped) as service, serving(service) as address:
+        answers = []
+        for line in curls:
+            here = shlex.split(line.replace("http://127.0.0.1:8000", address))
+            done = subprocess.run([*here, "-sS"], capture_output=True, text=True, check=True)
+            answers.append(json.loads(done.stdout))
+        exec(python.replace("http://127.0.0.1:8000", address), {})
+    models, brief, verbose, words = answers
+    assert [model["id"] for model in models["data"]] == list(shipped)
+    assert brief["text"] == verbose["text"] == capsys.readouterr().out.strip()
+    assert words["results"][0]["text"] == "T R AE N S D UW S ER"
+
+
+def test_the_documentation_names_every_limit_and_metric():
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    for name in Limits.__dataclass_fields__:
+        assert f"`--{name.replace('_', '-')}`" in page, name
+    for metric in Metrics().registry.collect():
+        if metric.name.startswith("transduce"):
+            assert f"`{metric.name}" in page, metric.name
 
 
 def command(*arguments):

@@ -67,13 +67,12 @@ class PhonemizeQuery(BaseModel):
 
 
 def create_app(service: Service, host: str = "127.0.0.1", others: Collection[str] = ()) -> FastAPI:
-    """Return the application, which answers for `host`, localhost and `others`."""
+    """Return the application, which answers for `host`, localhost and `others`.
+
+    Its functions raise a Refusal to the guard, which answers with it.
+    """
     app = FastAPI(openapi_url=None)
     app.add_middleware(Guard, service=service, host=host, others=others)
-
-    @app.exception_handler(Refusal)
-    async def refused(request: Request, refusal: Exception) -> Response:
-        raise refusal  # to the guard, which drops the rest of the body
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

@@ -56,7 +56,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value < 0 or (value == 0 and name != "batch_wait"):
+            if not (value > 0 or (value == 0 and name == "batch_wait")):
                 raise ValueError(f"{name} must be more than 0, not {value}")
 
 
