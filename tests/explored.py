@@ -49,10 +49,15 @@ def text_pairs(folder):
     return [Pair(word, tuple(word), tuple(word.upper()), origin) for word in WORDS]
 
 
-def sound_model(backwards=False, pooling=2):
+def sound_model(backwards=False, pooling=2, **others):
     """Return a model of sound to the symbols A, B, C, DD that pools every two frames."""
     config = NetworkConfig(
-        hidden_size=8, num_layers=2, prediction_size=8, pooling=pooling, backwards=backwards
+        hidden_size=8,
+        num_layers=2,
+        prediction_size=8,
+        pooling=pooling,
+        backwards=backwards,
+        **others,
     )
     features = FeatureSettings()
     statistics = Statistics(torch.full((features.size,), 2.0), torch.full((features.size,), 9.0))

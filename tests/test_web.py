@@ -39,13 +39,15 @@ from transduce.architectures import NetworkConfig, build_network
 from transduce.data.pairs import Frames, Origin, Pair
 from transduce.decoding import beam_search_steps
 from transduce.decoding.options import SearchOptions
+from transduce.http import connections
+from transduce.http.hosts import names_this_server
+from transduce.http.sounds import decode_sound
 from transduce.model.checkpoint import TrainedModel, save_model
 from transduce.model.model import search_examples
 from transduce.web import explorer as exploring
 from transduce.web import server as http_server
-from transduce.web import sounds
 from transduce.web.explorer import Explorer
-from transduce.web.server import create_app, names_this_server
+from transduce.web.server import create_app
 from transduce.web.wire import unpack
 
 ROOT = Path(__file__).parent.parent
@@ -257,9 +259,10 @@ def test_frames_that_were_computed_elsewhere_are_shown_as_they_are(tmp_path):
 
 
 def test_other_rates_and_channels_are_converted(heard):
+    limits = {"max_bytes": exploring.MAX_BYTES, "max_seconds": exploring.MAX_SECONDS}
     for rate in (8_000, 44_100, 48_000):
         content = wav_bytes(sound(0.5, rate, channels=2, frequency=300.0), rate)
-        wave = sounds.decode_sound(content, "a.wav", RATE).numpy()
+        wave = decode_sound(content, "a.wav", RATE, **limits).numpy()
         expected = sound(0.5, RATE, frequency=300.0)[:, 0]
         assert len(wave) == len(expected)
         middle = slice(800, -800)  # resampling rings at the ends
@@ -297,7 +300,7 @@ def test_a_truncated_wav_file_is_read_to_its_end(heard):
 
 def test_a_body_that_is_too_large_is_not_read(heard, monkeypatch):
     client = client_of(heard)
-    large = b"\0" * (sounds.MAX_BYTES + 1)
+    large = b"\0" * (exploring.MAX_BYTES + 1)
     assert "larger than 20 MB" in told(sent(client, large), 413)
     stream = (b"part" for _ in range(3))  # sent without Content-Length
     assert "no Content-Length" in told(client.post("/api/sound", content=stream), 411)
@@ -520,7 +523,7 @@ HEAD = (
 
 
 def test_a_client_reads_that_its_large_body_is_refused(heard):
-    large = b"\0" * (sounds.MAX_BYTES + 100_000)
+    large = b"\0" * (exploring.MAX_BYTES + 100_000)
     with serving(heard) as address, connected(address) as connection:
         head = HEAD.replace("text", "sound").format(len(large))
         connection.sendall(head.encode() + large)  # as a client that reads nothing until then
@@ -550,8 +553,8 @@ def test_json_has_a_smaller_limit_than_sound(text):
 
 
 def test_requests_that_do_not_arrive_are_closed_and_hold_no_thread(text, monkeypatch):
-    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.5)
-    monkeypatch.setattr(http_server, "BODY_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.5)
     with serving(text) as address, ExitStack() as stack:
         threads = threading.active_count()
         silent, half_head, half_body, *many = [

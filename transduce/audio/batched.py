@@ -23,7 +23,7 @@ def frames_of_sounds(
     Normalise them by the statistics, if there are any. Return None for a sound whose frames are not
     finite. On the CPU, where threads compute several sounds at a time, each is a batch by itself.
     """
-    if features.hamming.device.type != "cpu":
+    if features.weights.device.type != "cpu":
         return frames_together(features, waves, statistics)
     each = (_normalised(features(wave[None])[0][0], statistics) for wave in waves)
     return [frames if bool(frames.isfinite().all()) else None for frames in each]
@@ -35,7 +35,7 @@ def frames_together(
 ) -> list[Tensor | None]:
     """Do the same in few batches: copy all sounds at once, and pad those of similar length."""
     found: list[Tensor | None] = [None] * len(waves)
-    device = features.hamming.device
+    device = features.weights.device
     sounds = _copies(waves, device)
     for indices in _batches(features, waves):
         num_samples = torch.tensor([len(waves[i]) for i in indices], device=device)

@@ -10,6 +10,7 @@ from transduce.cli.evaluate import evaluate
 from transduce.cli.explore import explore
 from transduce.cli.export import export
 from transduce.cli.plot import plot
+from transduce.cli.serve import serve
 from transduce.cli.terminal import user_errors
 from transduce.cli.train import demo, recipes, table, train
 from transduce.cli.transcribe import phonemize, recognize, transcribe
@@ -26,6 +27,7 @@ __all__ = [
     "plot",
     "recipes",
     "recognize",
+    "serve",
     "table",
     "train",
     "transcribe",
@@ -41,7 +43,7 @@ app = cyclopts.App(
 COMMANDS: list[Callable[..., None]] = [
     *(demo, phonemize, recognize),
     *(recipes, train, evaluate, transcribe, table),
-    *(plot, explore, export, warm_up),
+    *(plot, explore, serve, export, warm_up),
 ]
 for place, command in enumerate(COMMANDS):
     app.command(command, sort_key=place)

@@ -27,9 +27,10 @@ from transduce.data.pairs import DataError, Pair
 from transduce.decoding.options import SearchOptions
 from transduce.files import write_by_rename
 from transduce.model.inputs import line_batches, read_inputs, read_lines_as_they_come, read_sounds
+from transduce.model.lines import pronunciations
 from transduce.model.model import MOST_INPUTS, Model, Precision, load, sorts_by_length
 from transduce.model.signature import EmptyInput, Signature
-from transduce.model.transcripts import Transcript, join_words, json_lines
+from transduce.model.transcripts import Transcript, json_lines
 
 Form = Annotated[Literal["txt", "json", "textgrid"], Parameter(name="--format")]
 
@@ -166,7 +167,7 @@ def phonemize(
         write = _Writer(pronouncer, options)
         number = 0
         for lines in [list(words)] if words else line_batches(sys.stdin):
-            for line, result in _pronunciations(pronouncer, lines, options):
+            for line, result in pronunciations(pronouncer, lines, options):
                 number += 1
                 if isinstance(result, DataError):
                     where = "" if words else f"standard input, line {number}: "
@@ -280,31 +281,6 @@ def _results(
             elif result is not None:
                 write.result(result, file)
             yield result
-
-
-def _pronunciations(
-    model: Model, lines: Sequence[str], options: SearchOptions
-) -> Iterator[tuple[str, Transcript | DataError]]:
-    """Yield each line, stripped, and its transcript, which joins those of its words."""
-    lines = [line.strip() for line in lines]
-    words = [model.signature.words(line) for line in lines]
-    found = model.transcribe([word for of_line in words for word in of_line], options)
-    for line, of_line in zip(lines, words, strict=True):
-        results = [next(found) for _ in of_line]
-        error = next((one for one in results if isinstance(one, DataError)), None)
-        if not line:
-            error = EmptyInput("the line is blank; write a word")
-        elif not of_line:
-            error = DataError(f"{line!r} has no symbol that the model knows; give a word")
-        if error is not None:
-            yield line, error
-        else:
-            transcripts = [one for one in results if isinstance(one, Transcript)]
-            by_length = sorts_by_length(model, options)
-            yield (
-                line,
-                join_words(line, transcripts, options.n_best, length_normalised=by_length),
-            )
 
 
 def _pair(source: Pair | Example) -> Pair:

@@ -206,9 +206,8 @@ class Signature:
                 return None
             reader = frame_reader(settings, convert)
             wave, recording = reader.read_samples(pair.source, pair.origin, longest)
-        beyond = len(wave) - settings.window_samples
-        num_frames = 0 if beyond < 0 else beyond // settings.shift_samples + 1
-        return Sampled(pair, wave, recording, num_frames)
+        num_frames = _features(settings, CPU).num_frames(torch.tensor(len(wave)))
+        return Sampled(pair, wave, recording, int(num_frames))
 
     def framed(
         self, sounds: Sequence[Sampled], device: torch.device = CPU

@@ -28,11 +28,13 @@ from transduce.data.batches import Example
 from transduce.data.pairs import Audio, Origin, Pair, Symbols
 from transduce.decoding import Survivor, beam_search_steps
 from transduce.decoding.options import SearchOptions
+from transduce.http.sounds import decode_sound
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.model import Model
-from transduce.web.sounds import MAX_BYTES, MAX_SECONDS, decode_sound
 from transduce.web.wire import pack
 
+MAX_BYTES = 20_000_000  # in a sound file
+MAX_SECONDS = 60  # of sound
 MAX_SYMBOLS = 300  # in a typed text
 MAX_FRAMES = 10_000  # in an input
 MAX_CELLS = 3_000_000  # in a lattice, T x (U+1)
@@ -192,7 +194,9 @@ class Explorer:
         features = self.model.signature.features
         if features is None:
             raise ValueError("the model does not take sound; choose an example, or type a text")
-        wave = decode_sound(content, name, features.sample_rate)
+        wave = decode_sound(
+            content, name, features.sample_rate, max_bytes=MAX_BYTES, max_seconds=MAX_SECONDS
+        )
         pair = Pair(name, Audio(Path(name)), (), Origin(Path(name)))
         return self._open_wave(pair, wave, features)
 

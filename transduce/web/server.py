@@ -15,28 +15,23 @@
 A request that opens an input returns the input's name, which further requests use. The response to
 a failed request is {"message": a sentence}. Pages of other sites get no answers: the Host header,
 and the Origin header if there is one, must name this server. The server opens no path that the
-browser sends, and reads no body larger than its limit. A request must arrive within HEAD_SECONDS
-and BODY_SECONDS; until it has arrived it holds no thread.
+browser sends, and reads no body larger than its limit. A request must arrive in time (see
+`http.connections`); until it has arrived it holds no thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
-import socket
 import sys
 import webbrowser
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from http import HTTPStatus
-from ipaddress import ip_address
 from pathlib import Path
 from threading import Timer
 from types import FrameType
 
-import h11
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -45,21 +40,17 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from transduce.web.explorer import Explorer, Gone
-from transduce.web.sounds import MAX_BYTES
+from transduce.http.connections import TimedProtocol, listen
+from transduce.http.hosts import foreign_request
+from transduce.web.explorer import MAX_BYTES, Explorer, Gone
 
-# More seconds allow slower connections; fewer free the sockets of silent clients sooner.
-HEAD_SECONDS = 10  # for the request line and the headers to arrive
-BODY_SECONDS = 60  # for the body to arrive
 # More seconds let more answers arrive after Ctrl-C; fewer end the command sooner.
 GRACE_SECONDS = 1
 MAX_JSON_BYTES = 1_000_000  # in a body other than sound
 # A client that sends its whole body before it reads can read the refusal of a body up to this size;
 # the server reads and drops as much.
 MAX_DROPPED_BYTES = 5 * MAX_BYTES
-HOST = re.compile(r"(\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_.-]+))(:[0-9]{1,5})?", re.I)
 LENGTH = re.compile(r"[0-9]{1,20}")
 
 FOLDER = Path(__file__).parent
@@ -220,15 +211,10 @@ def error_response(status: int, message: str) -> Response:
 
 def refusal(request: Request, host: str) -> Response | None:
     """Return the response to a request from another site or of too large a size; else None."""
-    asked = request.headers.get("host", "")
-    if not names_this_server(asked, host):
-        return error_response(403, f"this server is not {asked!r}; use its own address")
-    origin = request.headers.get("origin")
-    own = {f"http://{asked}".lower(), f"https://{asked}".lower()}
-    if origin is not None and origin.lower() not in own:
-        return error_response(
-            403, f"pages of {origin!r} may not use this server; open its own page"
-        )
+    headers = request.headers
+    sentence = foreign_request(headers.get("host", ""), headers.get("origin"), host)
+    if sentence is not None:
+        return error_response(403, sentence)
     if request.method == "POST":
         length = request.headers.get("content-length", "")
         if not LENGTH.fullmatch(length):
@@ -256,103 +242,6 @@ async def drop_body(request: Request) -> None:
             return
 
 
-def names_this_server(asked: str, host: str) -> bool:
-    """Return whether a Host header names this server, which guards against DNS rebinding.
-
-    The header is a name or an address and perhaps a port. The port may be any, because tunnels and
-    containers change it. A server that listens on all addresses has the name of the machine and any
-    IP address.
-    """
-    found = HOST.fullmatch(asked)
-    if found is None:
-        return False
-    if found["address"] is not None:
-        name = found["address"].lower()
-        if ":" not in name:
-            return False
-    else:
-        name = found["name"].lower()
-    if name in ("localhost", "127.0.0.1", "::1", host.lower()):
-        return True
-    return host in ("0.0.0.0", "::") and (name == socket.gethostname().lower() or _is_address(name))
-
-
-def _is_address(name: str) -> bool:
-    """Return whether a name is an IP address."""
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-class TimedProtocol(H11Protocol):
-    """HTTP with limits on the time in which a request must arrive."""
-
-    awaited: str | None = None  # the part of a request that has not arrived
-    timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for a request."""
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        """Handle bytes of a request."""
-        super().data_received(data)
-        self._watch()
-
-    def on_response_complete(self) -> None:
-        """Start to wait for the next request."""
-        super().on_response_complete()
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
-        if self.timer is not None:
-            self.timer.cancel()
-        super().connection_lost(exc)
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are not HTTP."""
-        self._refuse(400, "this is not an HTTP request; open the page in a browser")
-
-    def _watch(self) -> None:
-        """Start the time limit of the part that the client sends now; bytes do not extend it."""
-        limits = {
-            h11.IDLE: ("the headers", HEAD_SECONDS),
-            h11.SEND_BODY: ("the body", BODY_SECONDS),
-        }
-        awaited, seconds = limits.get(self.conn.their_state, (None, 0))
-        if awaited == self.awaited:
-            return
-        if self.timer is not None:
-            self.timer.cancel()
-        self.awaited = awaited
-        self.timer = self.loop.call_later(seconds, self._give_up, seconds) if awaited else None
-
-    def _give_up(self, seconds: float) -> None:
-        """Close a connection whose request did not arrive in time."""
-        sentence = f"{self.awaited} did not arrive within {seconds} seconds; send the request again"
-        if self.awaited == "the headers" and not self.conn.trailing_data[0]:
-            self.transport.close()  # the client has sent nothing
-        else:
-            self._refuse(408, sentence)
-
-    def _refuse(self, status: int, message: str) -> None:
-        """Send an error response, unless another response has begun, and close the connection."""
-        if not self.transport.is_closing() and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            content = json.dumps({"message": message}).encode()
-            lines = (
-                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
-                "Content-Type: application/json",
-                f"Content-Length: {len(content)}",
-                "Connection: close",
-            )
-            self.transport.write("\r\n".join([*lines, "", ""]).encode() + content)
-        self.transport.close()
-
-
 class ExplorerServer(uvicorn.Server):
     """The HTTP server, which ends soon after the first Ctrl-C."""
 
@@ -375,16 +264,7 @@ class ExplorerServer(uvicorn.Server):
 
 def serve(explorer: Explorer, host: str, port: int, open_page: bool) -> None:
     """Serve the explorer until Ctrl-C."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listening = socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(
-            f"the explorer cannot listen on {host}, port {port} ({reason}); give another --port"
-        ) from None
-    shown = f"[{host}]" if family == socket.AF_INET6 else host
-    address = f"http://{shown}:{listening.getsockname()[1]}/"
+    listening, address = listen(host, port, "the explorer")
     print(f"The explorer of {explorer.name} is at {address} (press Ctrl-C to stop)", flush=True)
     if open_page:
         Timer(0.5, webbrowser.open, [address]).start()

@@ -1,4 +1,4 @@
-"""Decode the sound files that a browser sends, from memory and within limits."""
+"""Decode the sound files that a client sends, from memory and within limits."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor
 from transduce.audio.resampling import RateError
 from transduce.audio.sound import UnreadableSound, decode
 
-MAX_BYTES = 20_000_000  # in a file
-MAX_SECONDS = 60
 MAX_CHANNELS = 8
 RATES = (1_000, 384_000)  # the lowest and the highest sample rate
 
 
-def decode_sound(content: bytes, name: str, sample_rate: int) -> Tensor:
+def decode_sound(
+    content: bytes, name: str, sample_rate: int, *, max_bytes: int, max_seconds: float
+) -> Tensor:
     """Decode the bytes of a sound file to samples [N] in [-1, 1] at `sample_rate`.
 
     Average its channels. Raise a ValueError that names the file if it exceeds a limit, cannot be
     decoded, or has samples that are not finite.
     """
-    if len(content) > MAX_BYTES:
+    if len(content) > max_bytes:
         raise ValueError(
-            f"the file {name} is larger than {MAX_BYTES // 10**6} MB; send a shorter part"
+            f"the file {name} is larger than {max_bytes // 10**6} MB; send a shorter part"
         )
 
     def check(sound: soundfile.SoundFile) -> None:
@@ -35,9 +35,9 @@ def decode_sound(content: bytes, name: str, sample_rate: int) -> Tensor:
             )
         if sound.channels > MAX_CHANNELS:
             raise ValueError(f"the file {name} has {sound.channels} channels; mix them into one")
-        if sound.frames > MAX_SECONDS * rate:
+        if sound.frames > max_seconds * rate:
             raise ValueError(
-                f"the file {name} is longer than {MAX_SECONDS} seconds; send a shorter part"
+                f"the file {name} is longer than {max_seconds:g} seconds; send a shorter part"
             )
 
     try:

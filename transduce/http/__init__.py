@@ -1,0 +1,1 @@
+"""What the HTTP servers share: own names, time limits, sound in requests."""

@@ -1,0 +1,103 @@
+"""Transcripts in the forms of OpenAI's API: JSON, verbose JSON, SubRip and WebVTT."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+from statistics import fmean
+from typing import Any
+
+from transduce.model.transcripts import Transcript
+
+TINY = 1e-10  # stands for a confidence of 0 in logarithms
+
+
+def phones(transcript: Transcript) -> list[dict[str, Any]]:
+    """Return the symbols of the best hypothesis with their times and confidence."""
+    best = transcript.hypotheses[0]
+    return [
+        {
+            "symbol": symbol,
+            **{name: round(time, 3) for name, time in span._asdict().items()},
+            "confidence": round(timing.confidence, 4),
+        }
+        for symbol, span, timing in zip(
+            transcript.symbols, transcript.spans(best), best.timings, strict=True
+        )
+    ]
+
+
+def segments(transcript: Transcript) -> list[dict[str, Any]]:
+    """Return the stretches between pauses; `avg_logprob` is the mean of ln confidence."""
+    stretches, end = list[list[int]](), None
+    timed = phones(transcript)
+    for i, phone in enumerate(timed):
+        if end is None or phone["start"] > end:
+            stretches.append([])
+        stretches[-1].append(i)
+        end = phone["end"]
+    labels = transcript.hypotheses[0].labels
+    return [
+        {
+            "id": number,
+            "seek": 0,
+            "start": timed[stretch[0]]["start"],
+            "end": timed[stretch[-1]]["end"],
+            "text": transcript.separator.join(timed[i]["symbol"] for i in stretch),
+            "tokens": [labels[i] for i in stretch],
+            "temperature": 0.0,
+            "avg_logprob": fmean(log(max(TINY, timed[i]["confidence"])) for i in stretch),
+        }
+        for number, stretch in enumerate(stretches)
+    ]
+
+
+def verbose(transcript: Transcript) -> dict[str, Any]:
+    """Return a transcript with its segments and phones."""
+    return {
+        "task": "transcribe",
+        "language": "unknown",
+        "duration": transcript.seconds,
+        "text": transcript.output(transcript.hypotheses[0]),
+        "segments": segments(transcript),
+        "phones": phones(transcript),
+    }
+
+
+def subrip(transcript: Transcript) -> str:
+    """Write the segments as subtitles in SubRip's format (.srt)."""
+    return "".join(
+        f"{one['id'] + 1}\n{_clock(one['start'], ',')} --> {_clock(one['end'], ',')}\n"
+        f"{one['text']}\n\n"
+        for one in segments(transcript)
+    )
+
+
+def webvtt(transcript: Transcript) -> str:
+    """Write the segments as subtitles in the format WebVTT (.vtt)."""
+    return "WEBVTT\n\n" + "".join(
+        f"{_clock(one['start'], '.')} --> {_clock(one['end'], '.')}\n{one['text']}\n\n"
+        for one in segments(transcript)
+    )
+
+
+def _clock(seconds: float, point: str) -> str:
+    """Write a time as hours, minutes, seconds and milliseconds."""
+    thousandths = round(1000 * seconds)
+    minutes, rest = divmod(thousandths, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{point}{rest % 1000:03}"
+
+
+def pronunciation(line: str, transcript: Transcript) -> dict[str, Any]:
+    """Return a line's pronunciations, best first."""
+    found: Sequence[dict[str, Any]] = [
+        {
+            "text": transcript.output(h),
+            "phones": transcript.alphabet.decode(h.labels),
+            "log_prob": h.log_prob,
+            "score": h.score,
+        }
+        for h in transcript.hypotheses
+    ]
+    best = found[0]
+    return {"input": line, "text": best["text"], "phones": best["phones"], "hypotheses": found}
