@@ -147,12 +147,13 @@ class BeamStream:
             if self.num_vectors - self._anchor == self.most_vectors:
                 self._settle()
             room = self.most_vectors - (self.num_vectors - self._anchor)
-            # Labels are followed after every vector, so that the pieces do not matter.
-            piece = vectors[done : done + (1 if self.follow else room)]
-            self._keep(piece)
-            self._search.advance(piece)
-            self.num_vectors += len(piece)
-            done += len(piece)
+            piece = vectors[done : done + room]
+            # A label's time is found after the vector that makes it stable, whatever the pieces.
+            stable = len(self._track.labels) if self.follow else None
+            searched = self._search.advance(piece, stable)
+            self._keep(piece[:searched])
+            self.num_vectors += searched
+            done += searched
             if self.follow:
                 self._follow()
 
@@ -218,7 +219,7 @@ class BeamStream:
 
         The labels before them are emitted before `first`.
         """
-        g = torch.from_numpy(self._search.predictions(labels)[skipped:])
+        g = torch.from_numpy(self._search.predictions(labels, skipped))
         found = lattice_timings(self._vectors(first, last), g, labels[skipped:])
         return [
             Timing(t.frame + first, t.start + first, t.end + first, t.confidence) for t in found

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from transduce.kernels.simd.functions import sigmoid, tanh
 from transduce.kernels.simd.options import VECTOR_BYTES, compiled
-from transduce.kernels.simd.products import multiply, multiply_packed, noinline, pack
+from transduce.kernels.simd.products import DEPTH, multiply, multiply_packed, noinline, pack
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 from transduce.lstm.reference import cast, fill_defaults
 
@@ -60,7 +60,8 @@ class PackedLayer(NamedTuple):
     No directions mean that each share packs the weights for itself.
     """
 
-    inputs: np.ndarray  # [D, I, 4 wide]
+    inputs: np.ndarray  # [D, I, 4 wide]; a layer above the first, whose input is no ids, has none
+    panels: np.ndarray  # [D, I x 4 wide], the same, packed DEPTH rows at a time
     hidden: np.ndarray  # [D, 4 wide x H], packed
     biases: np.ndarray  # [D, 4 wide]
 
@@ -146,6 +147,9 @@ class PackedLSTM:
             packed = _empty_layer(D, inputs.shape[2], H, weights.biases.dtype)
             for d in range(D):
                 _pack_direction(d, weights, packed.inputs[d], packed.hidden[d], packed.biases[d])
+                _pack_inputs(packed.inputs[d], packed.panels[d])
+            if self.layers:
+                packed = packed._replace(inputs=packed.inputs[:, :0].copy())
             small = np.empty((D, 0, 0), weights.biases.dtype)
             peephole = weights.peepholes.copy()
             self.layers.append((LayerWeights(small, small, peephole, weights.biases), packed))
@@ -180,6 +184,7 @@ def _empty_layer(D: int, num_inputs: int, H: int, dtype: np.dtype) -> PackedLaye
     wide = -(-H // LANES) * LANES
     return PackedLayer(
         np.zeros((D, num_inputs, 4 * wide), dtype),
+        np.empty((D, num_inputs * 4 * wide), dtype),
         np.empty((D, 4 * wide * H), dtype),
         np.zeros((D, 4 * wide), dtype),
     )
@@ -277,11 +282,11 @@ def _frame(d, n, length):
 
 
 @compiled
-def _project(d, steps, rows, sequences, input_weights, biases, vectors, projected):
+def _project(d, steps, rows, sequences, input_weights, panels, biases, vectors, projected):
     """Compute the inputs' part of the four sums, biases included, for all rows of some steps.
 
-    `input_weights` is [I, columns], of one direction; `projected` becomes [steps x rows, columns].
-    Rows whose sequence has ended get the biases alone.
+    `input_weights` is [I, columns], of one direction; `panels` are the same, packed, or empty.
+    `projected` becomes [steps x rows, columns]. Rows whose sequence has ended get the biases alone.
     """
     lengths, frames, ids = sequences.lengths, sequences.frames, sequences.ids
     first, last = steps
@@ -299,8 +304,14 @@ def _project(d, steps, rows, sequences, input_weights, biases, vectors, projecte
                     row[j] += column[j]
         elif ids.size == 0:
             vectors[k] = 0
-    if ids.size == 0:
+    if ids.size == 0 and panels.size == 0:
         multiply(vectors[:size], input_weights, projected[:size], True)
+    elif ids.size == 0:  # the same sums in the same order, from memory that is read in a row
+        columns = biases.size
+        for k in range(0, vectors.shape[1], DEPTH):
+            part = vectors[:size, k : k + DEPTH]
+            panel = panels[k * columns : (k + part.shape[1]) * columns]
+            multiply_packed(part, size, panel, columns, projected[:size], True)
 
 
 @compiled
@@ -343,6 +354,15 @@ def _pack_direction(d, weights, inputs, hidden, biases):
 
 
 @compiled
+def _pack_inputs(inputs, panels):
+    """Pack [I, 4 wide] for `_project`."""
+    columns = inputs.shape[1]
+    for k in range(0, inputs.shape[0], DEPTH):
+        part = inputs[k : k + DEPTH]
+        pack(part, columns, panels[k * columns : (k + part.shape[0]) * columns])
+
+
+@compiled
 def _forward(share, shares, sequences, weights, layer, first, kept, output, last):
     """Compute Eqs. 4-8 for one share; the second direction starts at each sequence's last frame.
 
@@ -354,14 +374,17 @@ def _forward(share, shares, sequences, weights, layer, first, kept, output, last
     # Each gate's columns are padded to whole vectors.
     if layer.biases.shape[0] > 0:
         input_weights, packed, biases = layer.inputs[d], layer.hidden[d], layer.biases[d]
+        panels = layer.panels[d]
+        num_inputs = panels.size // biases.size
     else:
         input_weights = np.zeros((weights.inputs.shape[2], 4 * wide), dtype)
+        panels, num_inputs = np.empty(0, dtype), weights.inputs.shape[2]
         packed, biases = np.empty(4 * wide * H, dtype), np.zeros(4 * wide, dtype)
         _pack_direction(d, weights, input_weights, packed, biases)
     h, s = np.empty((rows.size, H), dtype), np.empty((rows.size, H), dtype)
-    num_steps = max(1, BLOCK // rows.size)
+    num_steps = max(1, min(BLOCK // rows.size, lengths[rows[0]]))
     sums = np.empty((num_steps * rows.size, 4 * wide), dtype)
-    vectors = np.empty((num_steps * rows.size, input_weights.shape[0]), dtype)
+    vectors = np.empty((num_steps * rows.size, num_inputs), dtype)
     for r in range(rows.size):
         h[r] = first.h[d, rows[r]]
         s[r] = first.s[d, rows[r]]
@@ -372,7 +395,7 @@ def _forward(share, shares, sequences, weights, layer, first, kept, output, last
             num_rows -= 1
         if n % num_steps == 0:
             steps = (n, min(n + num_steps, lengths[rows[0]]))
-            _project(d, steps, rows, sequences, input_weights, biases, vectors, sums)
+            _project(d, steps, rows, sequences, input_weights, panels, biases, vectors, sums)
         start = n % num_steps * rows.size
         multiply_packed(h, num_rows, packed, 4 * wide, sums[start:], True)
         for r in range(num_rows):

@@ -50,6 +50,7 @@ from transduce.decoding.cpu.trie import (
     log_norms,
     new_prefixes,
     normalise,
+    path_of,
     prefixes_for,
     step_new,
 )
@@ -62,6 +63,7 @@ from transduce.kernels.simd.threads import num_threads, team
 # Hypotheses expanded at once: W / 16 within these bounds. Larger batches make better use of the
 # vectors, and expand more hypotheses in vain.
 MIN_BATCH, MAX_BATCH = 8, 256
+NEVER_ENOUGH = 1 << 31  # labels that hypotheses have in common
 # Indices of Search.counts.
 NUM_PREFIXES, NUM_BATCH, FRAME, NUM_EXPANDED, NUM_BOUNDED, NUM_STEPPED = range(6)
 
@@ -150,20 +152,27 @@ class BeamSearch:
         step_new(0, 1, weights, self.search.prefixes, self.teams)
         self._take_in_new()
 
-    def advance(self, vectors: Tensor) -> None:
-        """Search further transcription vectors [T, K+1]."""
+    def advance(self, vectors: Tensor, num_agreed: int | None = None) -> int:
+        """Search further transcription vectors [T, K+1]; return how many were searched.
+
+        With `num_agreed`, stop after a vector if all hypotheses agree on more labels than that.
+        """
+        enough = NEVER_ENOUGH if num_agreed is None else num_agreed - self.num_before
         f = np.ascontiguousarray(vectors.double().numpy())
         transcription = Transcription(f, *exponentials(f))
         prefixes, counts = self.search.prefixes, self.search.counts
         # Frames are counted from the first of these vectors.
         prefixes.frame[:], prefixes.norm_frame[:], counts[FRAME] = -1, -1, 0
-        while self.search.counts[FRAME] < len(f):
+        while (done := int(self.search.counts[FRAME])) < len(f):
+            if done and not self.search.counts[NUM_BATCH] and _num_common(self.search) > enough:
+                break
             if lacks_room(self.search):
                 kept, self.search = make_room(self.search, self.limits)
                 self._keep(kept)
             arguments = (transcription, self.weights, self.limits, self.fused is not None)
-            self.search = run(self.search, *arguments, self.teams)
+            self.search = run(self.search, *arguments, enough, self.teams)
             self._take_in_new()
+        return done
 
     def _take_in_new(self) -> None:
         """Give new prefixes their fused scores; check their prediction vectors."""
@@ -205,15 +214,11 @@ class BeamSearch:
 
     def num_common(self) -> int:
         """Return the number of labels with which all hypotheses begin."""
-        beam, prefixes = self.search.beam, self.search.prefixes
-        if beam.size[0] == 0:
-            return self.num_before
-        node = common_prefix(beam.node[: beam.size[0]], prefixes)
-        return self.num_before + int(prefixes.depth[node])
+        return self.num_before + int(_num_common(self.search))
 
-    def predictions(self, labels: Labels) -> np.ndarray:
-        """Return g [U+1, K+1] of labels that follow those before the trie."""
-        return self.search.prefixes.g[self._path(labels)]
+    def predictions(self, labels: Labels, skipped: int) -> np.ndarray:
+        """Return g [U+1, K+1] of labels that follow those before the trie, from `skipped` on."""
+        return self.search.prefixes.g[self._path(labels)[skipped:]]
 
     def settle(self, labels: Labels, number: int) -> None:
         """Let the trie begin after the first `number` of a hypothesis's labels.
@@ -227,12 +232,9 @@ class BeamSearch:
         self._keep(settle(self.search, path[number], path[-1], exactly, width))
         self.num_before += number
 
-    def _path(self, labels: Labels) -> list[int]:
+    def _path(self, labels: Labels) -> np.ndarray:
         """Return the nodes on the path from row 0 along `labels`."""
-        nodes = [0]
-        for label in labels:
-            nodes.append(int(child_of(nodes[-1], label, self.search.prefixes)))
-        return nodes
+        return path_of(np.array(labels, np.int64), self.search.prefixes)
 
 
 def new_search(weights: PackedWeights, num_outputs: int, batch_size: int, fused: bool) -> Search:
@@ -315,11 +317,25 @@ def settle(search, root, prefix, exactly, beam_width):
 
 
 @compiled
-def run(search, transcription, weights, limits, pause, teams):
+def _depth_in_common(beam, prefixes):
+    """Return the number of labels, after row 0, with which all hypotheses begin."""
+    if beam.size[0] == 0:
+        return 0
+    return prefixes.depth[common_prefix(beam.node[: beam.size[0]], prefixes)]
+
+
+@compiled
+def _num_common(search):
+    return _depth_in_common(search.beam, search.prefixes)
+
+
+@compiled
+def run(search, transcription, weights, limits, pause, enough, teams):
     """Search to the last frame, or until the trie lacks room.
 
-    With `pause`, stop also when new prefixes need their log_fused. Return the search, whose arrays
-    may have grown.
+    With `pause`, stop also when new prefixes need their log_fused; after a frame, stop if the
+    hypotheses have more than `enough` labels in common. Return the search, whose arrays may have
+    grown.
     """
     prefixes, beam, open, batch, counts, bounded = search
     beam_width = limits.beam_width
@@ -340,6 +356,8 @@ def run(search, transcription, weights, limits, pause, teams):
             counts[FRAME] += 1
             counts[NUM_BOUNDED] += -np.inf < bounded[0] >= worst_in(beam, beam_width)
             bounded[0] = -np.inf
+            if _depth_in_common(beam, prefixes) > enough:
+                break
         elif counts[NUM_PREFIXES] > first:
             step_new(first, counts[NUM_PREFIXES], weights, prefixes, teams)
             counts[NUM_STEPPED] += counts[NUM_PREFIXES] - first

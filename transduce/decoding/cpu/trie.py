@@ -87,6 +87,15 @@ def child_of(node, label, prefixes):
 
 
 @compiled
+def path_of(labels, prefixes):
+    """Return the nodes on the path from row 0 along the labels [U], [U+1]."""
+    nodes = np.zeros(labels.size + 1, np.int64)
+    for u in range(labels.size):
+        nodes[u + 1] = child_of(nodes[u], labels[u], prefixes)
+    return nodes
+
+
+@compiled
 def add_child(node, parent, label, prefixes):
     """Make `node` the node of y+k."""
     prefixes.parent[node], prefixes.label[node] = parent, label
