@@ -8,7 +8,7 @@ import pytest
 from transduce.architectures import NetworkConfig
 from transduce.audio.features import SPECTROGRAM
 from transduce.data.pairs import Notation
-from transduce.settings import RecipeError, flat_settings
+from transduce.settings import OptionError, RecipeError, flat_settings
 from transduce.training.corpus import DataConfig
 from transduce.training.recipe import (
     Recipe,
@@ -140,6 +140,13 @@ def test_overrides_are_converted_to_the_types_of_the_settings(tmp_path):
     assert recipe.data == DataConfig(
         num_phones=48, language="2012", target_notation=Notation("spaces", None)
     )
+
+
+def test_overrides_that_are_only_valid_together_may_come_in_any_order(tmp_path):
+    network = recipe_of(tmp_path, network__lookahead="3", network__bidirectional="false").network
+    assert (network.lookahead, network.bidirectional) == (3, False)
+    with pytest.raises(OptionError, match=r"train is a setting and a section of train\.seed"):
+        recipe_of(tmp_path, train="1", train__seed="1")
 
 
 def test_paths_are_relative_to_the_recipe_and_those_of_overrides_to_the_working_folder(

@@ -152,16 +152,25 @@ def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
         recipe = replace_settings(Recipe(), table, folder=path.absolute().parent)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
-    for name, text in (overrides or {}).items():
+    try:
+        # All at once, because some settings are only valid together.
+        return replace_settings(recipe, _nested(overrides or {}), folder=Path.cwd())
+    except RecipeError as error:
+        raise OptionError(str(error)) from None
+
+
+def _nested(overrides: Mapping[str, str]) -> dict[str, Any]:
+    """Return {"train.seed": "1"} as {"train": {"seed": "1"}}."""
+    table: dict[str, Any] = {}
+    for name, text in overrides.items():
         *sections, last = name.split(".")
-        nested: dict[str, Any] = {last: OptionText(text)}
-        for section in reversed(sections):
-            nested = {section: nested}
-        try:
-            recipe = replace_settings(recipe, nested, folder=Path.cwd())
-        except RecipeError as error:
-            raise OptionError(str(error)) from None
-    return recipe
+        inner = table
+        for section in sections:
+            inner = inner.setdefault(section, {})
+            if isinstance(inner, str):
+                raise RecipeError(f"{section} is a setting and a section of {name}; correct one")
+        inner[last] = OptionText(text)
+    return table
 
 
 def recipe_toml(recipe: Recipe) -> str:
