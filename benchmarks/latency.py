@@ -1,9 +1,9 @@
-"""How late a streaming model emits labels: its alignments of known targets against another model's.
+"""How late a streaming model emits labels: its alignments against those of another model.
 
-`python benchmarks/latency.py STREAMER OFFLINE MANIFEST FIELD [LIMIT]`: both models align the targets
-of the manifest's field with their most probable alignment. The latency of a label is the time of its
-vector in the streamer less that in the other model; the sound that the streamer must have heard by
-then, its algorithmic latency, comes on top.
+`python benchmarks/latency.py STREAMER OFFLINE MANIFEST FIELD [LIMIT]`: both models align the
+targets in the manifest's field by their most probable alignment. The latency of a label is the time
+of its vector in the streamer less that in the other model. The sound that the streamer must have
+heard by then, its algorithmic latency, comes on top.
 """
 
 from __future__ import annotations
