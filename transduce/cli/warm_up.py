@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from transduce.alphabet import Alphabet
 from transduce.architectures import (
     CTC,
     NetworkConfig,
@@ -18,8 +19,10 @@ from transduce.architectures import (
     Transducer,
     build_network,
 )
+from transduce.audio.features import FeatureSettings, Statistics
 from transduce.cli.terminal import user_errors
 from transduce.data.batches import Batch
+from transduce.data.pairs import Notation
 from transduce.decoding import NGram
 from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.options import SearchOptions
@@ -33,6 +36,8 @@ from transduce.lattice.loss import (
     rnnt_loss,
     transducer_loss,
 )
+from transduce.model.model import Model
+from transduce.model.signature import Signature
 
 LABELS, SIZE = 4, 6  # of the networks; any do, because kernels do not depend on sizes
 
@@ -120,6 +125,22 @@ def _search_by_ensembles() -> None:
         ensemble.search(_batch(True), SearchOptions(2))
 
 
+def _stream() -> None:
+    features = FeatureSettings(num_deltas=0, kind="log_mel", num_channels=LABELS)
+    statistics = Statistics(torch.zeros(LABELS), torch.ones(LABELS))
+    config = NetworkConfig(
+        hidden_size=SIZE, num_layers=2, prediction_size=SIZE, bidirectional=False, pooling=2
+    )
+    signature = Signature(
+        Alphabet("abcd"), Notation("characters", None), features=features, statistics=statistics
+    )
+    model = Model(build_network(config, LABELS, LABELS).eval(), config, signature)
+    for options in ({"beam_width": 1, "with_timings": False}, {"beam_width": 2}):
+        stream = model.stream(**options)  # type: ignore[arg-type]
+        stream.accept(torch.rand(16_000))
+        stream.finish()
+
+
 def _losses() -> None:
     labels = torch.ones(2, 3, dtype=torch.int64)
     lengths = (torch.tensor([5, 4]), torch.tensor([3, 2]))
@@ -151,6 +172,7 @@ WORK = {
     "training": _train,
     "searches": _search,
     "ensembles": _search_by_ensembles,
+    "streams": _stream,
 }
 
 

@@ -13,7 +13,7 @@ labels, up to the first one after the anchor, if the beam still has any. The anc
 vectors alone, not on the pieces. So a stream keeps at most `most_vectors` vectors, the prefixes of
 their labels, of which at most `most_vectors` are left at an anchor, and its output. An input of at
 most `most_vectors` vectors never settles, and has the timings of its whole lattice
-(docs/derivations.md, 7).
+(docs/derivations.md, 8).
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ class PackedLSTM:
     """The layers of a forward LSTM, packed once for many short calls without gradients.
 
     A call's results are bit for bit those of `forward`, and those of one sequence do not depend on
-    the others.
+    the others. It runs in the calling thread alone: threads would wait for each other in every
+    layer for longer than they compute, above all on a busy machine.
     """
 
     def __init__(self, layers: Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]) -> None:
@@ -163,12 +164,12 @@ class PackedLSTM:
         h and s of the state are [num_layers, B, H].
         """
         last_h, last_s = torch.empty_like(state[0]), torch.empty_like(state[1])
-        shares = _shares(lengths.numpy().tobytes(), 1, num_threads())
+        shares = _shares(lengths.numpy().tobytes(), 1, 1)
         for i, (weights, packed) in enumerate(self.layers):
             output = torch.empty(*x.shape[:2], self.hidden_size, dtype=self.dtype)
             kept = np.empty((len(x), 0, 1, 0), weights.biases.dtype)
             _forward_shares(
-                team(len(shares.directions)),
+                team(1),
                 (
                     *(shares, _sequences(x, lengths, self.dtype), weights, packed),
                     State(state[0][i : i + 1].numpy(), state[1][i : i + 1].numpy()),

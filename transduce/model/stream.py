@@ -7,7 +7,6 @@ whole input with the same options, to the last bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import ceil, isfinite
 from weakref import WeakKeyDictionary
@@ -28,9 +27,6 @@ from transduce.model.checkpoint import TrainedModel
 from transduce.model.signature import check_samples, float_numbers, frame_reader
 from transduce.model.transcripts import Transcript
 from transduce.transcription import PackedTranscription
-
-# Streams at once from which their searches are divided among threads: less is not worth it.
-MIN_STREAMS = 2
 
 
 @dataclass(frozen=True)
@@ -289,14 +285,8 @@ class Stream:
         ]
         states = [stream._state for stream in streams]
         vectors = streams[0]._network.advance(states, frames, [is_last] * len(streams))
-        work = list(zip(streams, vectors, strict=True))
-        threads = min(torch.get_num_threads(), len(streams))
-        if len(streams) < MIN_STREAMS or threads == 1:
-            for stream, f in work:
-                stream._search.accept(f)
-            return
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda one: one[0]._search.accept(one[1]), work))
+        for stream, f in zip(streams, vectors, strict=True):
+            stream._search.accept(f)
 
     def advance(self, piece: np.ndarray | Tensor | Sequence[float] | str) -> None:
         """Take the next piece as `accept` does, without a result."""

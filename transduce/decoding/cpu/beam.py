@@ -218,7 +218,8 @@ class BeamSearch:
 
     def predictions(self, labels: Labels, skipped: int) -> np.ndarray:
         """Return g [U+1, K+1] of labels that follow those before the trie, from `skipped` on."""
-        return self.search.prefixes.g[self._path(labels)[skipped:]]
+        vectors: np.ndarray = self.search.prefixes.g[self._path(labels)[skipped:]]
+        return vectors
 
     def settle(self, labels: Labels, number: int) -> None:
         """Let the trie begin after the first `number` of a hypothesis's labels.
@@ -234,7 +235,8 @@ class BeamSearch:
 
     def _path(self, labels: Labels) -> np.ndarray:
         """Return the nodes on the path from row 0 along `labels`."""
-        return path_of(np.array(labels, np.int64), self.search.prefixes)
+        nodes: np.ndarray = path_of(np.array(labels, np.int64), self.search.prefixes)
+        return nodes
 
 
 def new_search(weights: PackedWeights, num_outputs: int, batch_size: int, fused: bool) -> Search:
