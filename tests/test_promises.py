@@ -19,15 +19,8 @@ ORDER = [
     *("kernels.openmp", "kernels.simd.cache", "kernels.simd.options", "kernels.simd.threads"),
     *("kernels.simd.functions", "kernels.simd.products", "kernels.simd.affine", "kernels.simd"),
     *("kernels.sentinels", "kernels.backends", "kernels.nvrtc", "kernels"),
-    *(
-        "audio.resampling",
-        "audio.pcm",
-        "audio.sound",
-        "audio.spectra",
-        "audio.features",
-        "audio.stream",
-    ),
-    *("audio.batched", "audio.cache", "audio.windows", "audio"),
+    *("audio.resampling", "audio.pcm", "audio.live", "audio.sound", "audio.spectra"),
+    *("audio.features", "audio.stream", "audio.batched", "audio.cache", "audio.windows", "audio"),
     *("lstm.reference", "lstm.eager", "lstm.cpu", "lstm.cuda", "lstm.tensor_cores"),
     *("lstm.operators", "lstm.layer", "lstm", "networks", "transcription"),
     *("lattice.reference", "lattice.cpu.diagonals", "lattice.cpu.rows", "lattice.cpu.additive"),
@@ -77,7 +70,7 @@ ORDER = [
         "serving",
     ),
     *("cli.terminal", "cli.runs", "cli.search", "cli.evaluate", "cli.train", "cli.transcribe"),
-    *("cli.plot", "cli.explore", "cli.export", "cli.serve", "cli.warm_up", "cli"),
+    *("cli.listen", "cli.plot", "cli.explore", "cli.export", "cli.serve", "cli.warm_up", "cli"),
     "__main__",
 ]
 

@@ -119,6 +119,6 @@ class PcmOrWav:
             count = f"{channels} channel{'s' if channels != 1 else ''}"
             wanted = self.sample_rate
             raise ValueError(
-                f"the WAV has {rate} samples a second, {kind}, and {count}; send {wanted} a second, "
-                f"16 bits, one channel, as `arecord -f S16_LE -r {wanted} -c 1` does"
+                f"the WAV has {rate} samples a second, {kind}, and {count}; send {wanted} "
+                f"a second, 16 bits, one channel, as `arecord -f S16_LE -r {wanted} -c 1` does"
             )
