@@ -86,7 +86,8 @@ def started(*arguments, folder, **streams):
     code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {MAIN}"
     command = [sys.executable, "-c", code, *map(str, arguments)]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, text=True, **(pipes | streams))
+    options = pipes | {"text": True} | streams
+    return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, **options)
 
 
 def train_small_runs(folder, *networks):

@@ -299,7 +299,7 @@ def test_the_page_says_how_to_start(text, new_page):
         expect(page.locator("#find")).to_be_hidden()
     with serving(Explorer(sound_model(), [], "speech")) as without:
         page = new_page(without)
-        expect(page.locator("#nothing")).to_have_text("Choose a sound file.")
+        expect(page.locator("#nothing")).to_have_text("Choose or record a sound.")
 
 
 def test_the_crosshair_follows_the_mouse_and_the_bars_match_the_library(text, new_page):

@@ -30,13 +30,12 @@ from websockets.sync.client import connect
 from transduce import cli
 from transduce.architectures import NetworkConfig, build_network
 from transduce.decoding.options import SearchOptions
-from transduce.http import connections
+from transduce.http import connections, sockets
 from transduce.http.sounds import decode_sound
 from transduce.model.checkpoint import MODEL_FILE, TrainedModel, save_model
 from transduce.model.lines import pronunciations
 from transduce.model.model import Model
 from transduce.serving import guard
-from transduce.serving import server as model_server
 from transduce.serving.api import create_app
 from transduce.serving.batching import Batcher, Job
 from transduce.serving.limits import Limits
@@ -841,7 +840,7 @@ def frame(opcode, content):
 
 
 def test_a_stream_whose_client_does_not_read_is_closed(service, monkeypatch):
-    monkeypatch.setattr(model_server, "SLOW_READER_SECONDS", 0.5)
+    monkeypatch.setattr(sockets, "SLOW_READER_SECONDS", 0.5)
     utterance = frame(2, pcm(2.0).tobytes()) + frame(1, NEXT.encode())
     lines = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
     lines += ("Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",)

@@ -9,6 +9,7 @@ import transduce
 from transduce.cli.evaluate import evaluate
 from transduce.cli.explore import explore
 from transduce.cli.export import export
+from transduce.cli.listen import listen
 from transduce.cli.plot import plot
 from transduce.cli.serve import serve
 from transduce.cli.terminal import user_errors
@@ -22,6 +23,7 @@ __all__ = [
     "evaluate",
     "explore",
     "export",
+    "listen",
     "main",
     "phonemize",
     "plot",
@@ -41,7 +43,7 @@ app = cyclopts.App(
 )
 # --help lists the commands in this order, which is also that of the README.
 COMMANDS: list[Callable[..., None]] = [
-    *(demo, phonemize, recognize),
+    *(demo, phonemize, recognize, listen),
     *(recipes, train, evaluate, transcribe, table),
     *(plot, explore, serve, export, warm_up),
 ]

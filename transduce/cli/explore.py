@@ -45,7 +45,7 @@ def explore(
     open_page
         Open the page in the browser.
     """
-    for package in ("fastapi", "uvicorn"):
+    for package in ("fastapi", "uvicorn", "websockets"):
         if find_spec(package) is None:
             raise SystemExit(
                 f'transduce: explore needs {package}; install it with pip install "transduce[web]"'

@@ -111,6 +111,11 @@ class Transcript:
         start = self.offset + vector * self.seconds_per_vector
         return start if self.seconds is None else min(start, self.seconds)
 
+    def shifted(self, seconds: float) -> Transcript:
+        """Return the transcript with all times so many seconds later, in a longer sound."""
+        assert self.seconds is not None
+        return replace(self, offset=self.offset + seconds, seconds=self.seconds + seconds)
+
     # --- Forms ---
 
     def as_text(self, timestamps: bool = False) -> str:
@@ -179,6 +184,20 @@ class Transcript:
             times = {**span._asdict(), "earliest": earliest, "latest": latest}
             rounded = {name: round(time, 6) for name, time in times.items()}
             yield {"symbol": symbol, **rounded, "confidence": timing.confidence}
+
+    def phones(self) -> list[dict[str, Any]]:
+        """Return the symbols of the best hypothesis with the times of `spans` and confidence."""
+        best = self.hypotheses[0]
+        return [
+            {
+                "symbol": symbol,
+                **{name: round(time, 3) for name, time in span._asdict().items()},
+                "confidence": round(timing.confidence, 4),
+            }
+            for symbol, span, timing in zip(
+                self.symbols, self.spans(best), best.timings, strict=True
+            )
+        ]
 
     def as_textgrid(self) -> str:
         """Write the best hypothesis as an interval tier; pauses are intervals without text."""

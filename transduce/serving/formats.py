@@ -12,25 +12,10 @@ from transduce.model.transcripts import Transcript
 TINY = 1e-10  # stands for a confidence of 0 in logarithms
 
 
-def phones(transcript: Transcript) -> list[dict[str, Any]]:
-    """Return the symbols of the best hypothesis with their times and confidence."""
-    best = transcript.hypotheses[0]
-    return [
-        {
-            "symbol": symbol,
-            **{name: round(time, 3) for name, time in span._asdict().items()},
-            "confidence": round(timing.confidence, 4),
-        }
-        for symbol, span, timing in zip(
-            transcript.symbols, transcript.spans(best), best.timings, strict=True
-        )
-    ]
-
-
 def segments(transcript: Transcript) -> list[dict[str, Any]]:
     """Return the stretches between pauses; `avg_logprob` is the mean of ln confidence."""
     stretches, end = list[list[int]](), None
-    timed = phones(transcript)
+    timed = transcript.phones()
     for i, phone in enumerate(timed):
         if end is None or phone["start"] > end:
             stretches.append([])
@@ -60,7 +45,7 @@ def verbose(transcript: Transcript) -> dict[str, Any]:
         "duration": transcript.seconds,
         "text": transcript.output(transcript.hypotheses[0]),
         "segments": segments(transcript),
-        "phones": phones(transcript),
+        "phones": transcript.phones(),
     }
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 MAX_JSON_BYTES = 1_000_000  # in a body of JSON
 MAX_MESSAGE_BYTES = 1_000_000  # in a message of a stream: 31 seconds of 16,000 samples
-# More seconds allow clients that read in bursts; fewer free their connections sooner.
-SLOW_READER_SECONDS = 10  # for the client of a stream to read what waits for it
 MAX_FIELD_BYTES = 65_536  # in a field of a form other than the file
 MAX_FIELDS = 32  # of a form
 MAX_N_BEST = 20  # pronunciations of a line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -11,15 +10,14 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from transduce.http.connections import TimedProtocol, listen
+from transduce.http.sockets import StreamProtocol
 from transduce.model.checkpoint import MODEL_FILE
 from transduce.model.model import Model, load
 from transduce.serving.api import create_app
 from transduce.serving.limits import (
     MAX_MESSAGE_BYTES,
-    SLOW_READER_SECONDS,
     Limits,
     error_content,
 )
@@ -54,35 +52,6 @@ class Protocol(TimedProtocol):
     def error_content(self, status: int, message: str) -> object:
         """Return the JSON values of an error response."""
         return error_content(status, message)
-
-
-class StreamProtocol(WebSocketsSansIOProtocol):
-    """WebSockets that close if the client does not read.
-
-    About 64 KB wait for a client; then it has SLOW_READER_SECONDS to read them.
-    """
-
-    slow: asyncio.TimerHandle | None = None
-
-    def pause_writing(self) -> None:
-        """Start to wait for the client to read."""
-        super().pause_writing()
-        self.slow = self.loop.call_later(SLOW_READER_SECONDS, self._give_up)
-
-    def resume_writing(self) -> None:
-        """Stop waiting."""
-        super().resume_writing()
-        if self.slow is not None:
-            self.slow.cancel()
-
-    def _give_up(self) -> None:
-        """Close the connection with a reason; drop what is unread if nobody reads that either."""
-        if not self.transport.is_closing():
-            self.conn.fail(1008, "the client reads its results too slowly")
-            self.transport.write(b"".join(self.conn.data_to_send()))
-            self.close_sent = True
-            self.transport.close()
-        self.loop.call_later(SLOW_READER_SECONDS, self.transport.abort)
 
 
 class ModelServer(uvicorn.Server):

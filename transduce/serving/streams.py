@@ -2,14 +2,11 @@
 
 Binary messages are samples of 16 bits, little-endian, one channel, at the model's rate; a sample
 may be divided between two messages. Text messages are JSON: {"type": "finish"} ends the stream,
-{"type": "next"} ends an utterance and begins another. Answers are JSON too:
+{"type": "next"} ends an utterance and begins another. Answers are JSON too: those of
+`model.utterances`, and
 
-    {"type": "partial", "stable": [phone, ...], "unstable": [phone, ...], "endpoint": bool}
     {"type": "final", "text", "duration", "segments", "phones"}
     {"type": "error", "error": {"message", ...}}, and the server closes the connection
-
-`stable` has the phones that have become final since the last message: clients append them.
-`unstable` has those after them, which may still change.
 """
 
 from __future__ import annotations
@@ -31,9 +28,10 @@ import numpy as np
 from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from transduce.audio.pcm import RawPcm
 from transduce.model.model import Model
-from transduce.model.stream import Endpoints, Partial, Stream
-from transduce.model.transcripts import Transcript
+from transduce.model.stream import Endpoints, Stream
+from transduce.model.utterances import Message, Utterances
 from transduce.serving.formats import verbose
 from transduce.serving.limits import Refusal, error_content
 from transduce.serving.service import Service
@@ -45,77 +43,38 @@ NORMAL, POLICY, FAILED, STOPPING, BUSY = 1000, 1008, 1011, 1012, 1013
 CODES = {429: BUSY, 500: FAILED, 503: STOPPING}
 
 log = logging.getLogger("transduce.serving")
-Answer = dict[str, Any]
 
 
 @dataclass(eq=False)
-class Utterances:
-    """The utterances of one connection: a stream, and what was sent of it."""
+class Connection:
+    """The utterances of one client, and the bytes that came."""
 
-    stream: Stream
-    num_sent: int = 0  # stable labels
-    odd: bytes = b""  # half of a sample
-    last: Answer = field(default_factory=dict)
+    utterances: Utterances
+    pcm: RawPcm = field(default_factory=RawPcm)
 
-    def samples(self, content: bytes) -> np.ndarray:
-        """Return the samples of a message, which may begin and end within one."""
-        content = self.odd + content
-        whole = len(content) // 2 * 2
-        self.odd = content[whole:]
-        return np.frombuffer(content[:whole], dtype="<i2").astype(np.int16)
+    @property
+    def stream(self) -> Stream:
+        """The stream of the utterances."""
+        return self.utterances.stream
 
-    def partial(self, partial: Partial) -> Answer | None:
-        """Return the message of a partial transcript; None if it says nothing new."""
-        new = list[Answer]()
-        if partial.num_stable > self.num_sent:
-            new = _phones(partial.stable, self.num_sent)
-            self.num_sent = partial.num_stable
-        unstable = {"unstable": _phones(partial.unstable), "endpoint": partial.is_endpoint}
-        if not new and unstable == self.last:
-            return None
-        self.last = unstable
-        return {"type": "partial", "stable": new, **unstable}
-
-    def finish(self) -> Answer:
+    def finish(self) -> Message:
         """End the utterance, and begin with the next one; return the message of its transcript."""
-        if self.odd:
+        if not self.pcm.is_whole:
             raise Refusal(400, "the sound ends within a sample; send all bytes of it")
-        transcript = self.stream.finish()
-        self.stream.reset()
-        self.num_sent, self.last = 0, {}
-        whole = verbose(transcript)
+        whole = verbose(self.utterances.finish())
         return {"type": "final", **{key: whole[key] for key in FINAL}}
 
 
 FINAL = ("text", "duration", "segments", "phones")
 
 
-def _phones(transcript: Transcript, first: int = 0) -> list[Answer]:
-    """Return the labels from the first on: the middles of their vectors, and their confidence.
-
-    Their intervals are known only when the next label is.
-    """
-    best, step = transcript.hypotheses[0], transcript.seconds_per_vector
-    assert step is not None
-    return [
-        {
-            "symbol": symbol,
-            "peak": round(transcript.offset + (timing.frame + 0.5) * step, 3),
-            "confidence": round(timing.confidence, 4),
-        }
-        for symbol, timing in zip(
-            transcript.alphabet.decode(best.labels[first:]), best.timings[first:], strict=True
-        )
-    ]
-
-
 @dataclass(frozen=True, eq=False)
 class Piece:
     """The next samples of a stream, or its end, and the future of the answer."""
 
-    utterances: Utterances
+    connection: Connection
     samples: np.ndarray | None  # None: the end
-    answer: Future[Answer | None] = field(default_factory=Future)
+    answer: Future[Message | None] = field(default_factory=Future)
 
 
 class StreamBatcher:
@@ -146,19 +105,19 @@ class StreamBatcher:
                 pieces = list(self.pieces)
                 self.pieces.clear()
             pieces = [piece for piece in pieces if piece.answer.set_running_or_notify_cancel()]
-            models = {id(piece.utterances.stream.model) for piece in pieces}
+            models = {id(piece.connection.stream.model) for piece in pieces}
             for model in models:
-                self._compute([p for p in pieces if id(p.utterances.stream.model) == model])
+                self._compute([p for p in pieces if id(p.connection.stream.model) == model])
 
     def _compute(self, pieces: Sequence[Piece]) -> None:
         """Compute pieces of one model; if they fail, compute each alone."""
         going = [(piece, piece.samples) for piece in pieces if piece.samples is not None]
         for piece in pieces:
             if piece.samples is None:
-                _settle(piece, piece.utterances.finish)
+                _settle(piece, piece.connection.finish)
         try:
             partials = Stream.accept_many(
-                [piece.utterances.stream for piece, _ in going], [samples for _, samples in going]
+                [piece.connection.stream for piece, _ in going], [samples for _, samples in going]
             )
         except Exception as error:
             for piece, _ in going:
@@ -168,10 +127,10 @@ class StreamBatcher:
                     self._compute([piece])
             return
         for (piece, _), partial in zip(going, partials, strict=True):
-            _settle(piece, partial_of(piece.utterances.partial, partial))
+            _settle(piece, partial_of(piece.connection.utterances.partial, partial))
 
 
-def _settle(piece: Piece, answer: Callable[[], Answer | None]) -> None:
+def _settle(piece: Piece, answer: Callable[[], Message | None]) -> None:
     try:
         piece.answer.set_result(answer())
     except Exception as error:
@@ -202,7 +161,7 @@ class StreamRoute:
             self.num_streams += 1
             metrics.streams.set(self.num_streams)
             try:
-                await self._answer(socket, self._utterances(socket.query_params))
+                await self._answer(socket, self._connection(socket.query_params))
             finally:
                 self.num_streams -= 1
                 metrics.streams.set(self.num_streams)
@@ -217,7 +176,7 @@ class StreamRoute:
             if is_counted:
                 self.service.end_request()
 
-    def _utterances(self, query: QueryParams) -> Utterances:
+    def _connection(self, query: QueryParams) -> Connection:
         """Return the stream that a query asks for; raise a Refusal if it cannot be."""
         unknown = set(query) - {"model", "beam_width", "sample_rate"}
         if unknown:
@@ -231,7 +190,7 @@ class StreamRoute:
             stream = model.stream(beam_width=width, endpoints=Endpoints(), sample_rate=rate)
         except ValueError as error:
             raise Refusal(400, str(error)) from None
-        return Utterances(stream)
+        return Connection(Utterances(stream))
 
     def _model(self, name: str | None) -> Model:
         """Return a model of sound, by default the first that streams."""
@@ -242,13 +201,13 @@ class StreamRoute:
             name = streaming[0]
         return self.service.sound_model(name)
 
-    async def _answer(self, socket: WebSocket, utterances: Utterances) -> None:
+    async def _answer(self, socket: WebSocket, connection: Connection) -> None:
         """Answer the messages of a stream."""
         limits, is_first = self.service.limits, True
         while True:
             message = await self._message(socket)
             if message is None:  # the server stops
-                await self._send(socket, utterances, None)
+                await self._send(socket, connection, None)
                 await socket.close(STOPPING, "the server is stopping")
                 return
             if "bytes" in message and message["bytes"] is not None:
@@ -256,8 +215,8 @@ class StreamRoute:
                 if is_first and content[:4] == b"RIFF":
                     raise Refusal(400, "this is a WAV file; send its samples alone, 16 bits each")
                 is_first = False
-                await self._send(socket, utterances, utterances.samples(content))
-                if utterances.stream.seconds > limits.max_utterance_seconds:
+                await self._send(socket, connection, connection.pcm.accept(content))
+                if connection.stream.seconds > limits.max_utterance_seconds:
                     raise Refusal(
                         400,
                         f"the utterance is longer than {limits.max_utterance_seconds:g} seconds; "
@@ -265,7 +224,7 @@ class StreamRoute:
                     )
                 continue
             kind = _kind(message.get("text") or "")
-            await self._send(socket, utterances, None)
+            await self._send(socket, connection, None)
             if kind == "finish":
                 await socket.close(NORMAL)
                 return
@@ -294,10 +253,10 @@ class StreamRoute:
         return message
 
     async def _send(
-        self, socket: WebSocket, utterances: Utterances, samples: np.ndarray | None
+        self, socket: WebSocket, connection: Connection, samples: np.ndarray | None
     ) -> None:
         """Compute a piece with those of other streams, and send the answer if there is one."""
-        piece = Piece(utterances, samples)
+        piece = Piece(connection, samples)
         self.batcher.submit(piece)
         answer = await asyncio.wrap_future(piece.answer)
         if answer is not None:

@@ -65,6 +65,25 @@ export const fetchSteps = async (search) => (await asked("api/steps", { search }
 
 export const fetchSound = async (input) => (await fetched(`api/sound/${input}`)).blob();
 
+// Open a stream of samples to the server. `callbacks` has a function for each type of message, and
+// failed(problem), called when the server ends the stream.
+export function openStream(callbacks) {
+  const socket = new WebSocket(new URL("api/recording", location.href.replace(/^http/, "ws")));
+  return new Promise((resolve, reject) => {
+    let problem = new Problem("The server has ended the recording; start transduce explore again.");
+    let end = reject; // until the stream has begun
+    socket.onmessage = ({ data }) => {
+      const message = JSON.parse(data);
+      if (message.type === "error") problem = new Problem(sentence(message.message));
+      else callbacks[message.type](message);
+      if (message.type !== "begin") return;
+      end = callbacks.failed;
+      resolve(socket);
+    };
+    socket.onclose = () => end(problem);
+  });
+}
+
 // Unpack the format that transduce/web/wire.py describes.
 function unpacked(buffer) {
   const length = new DataView(buffer).getUint32(0, true);

@@ -31,10 +31,13 @@ from transduce.decoding.options import SearchOptions
 from transduce.http.sounds import decode_sound
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.model import Model
+from transduce.model.stream import can_stream
+from transduce.web.recording import Recording
 from transduce.web.wire import pack
 
 MAX_BYTES = 20_000_000  # in a sound file
 MAX_SECONDS = 60  # of sound
+MAX_RECORDINGS = 4  # at once
 MAX_SYMBOLS = 300  # in a typed text
 MAX_FRAMES = 10_000  # in an input
 MAX_CELLS = 3_000_000  # in a lattice, T x (U+1)
@@ -74,6 +77,10 @@ class Latest(Generic[Kept]):
             self.things.popitem(last=False)
         return name
 
+    def drop(self, name: str) -> None:
+        """Drop a thing, if it is still kept."""
+        self.things.pop(name, None)
+
     def __getitem__(self, name: str) -> Kept:
         """Return the thing of a name; raise Gone if it was dropped."""
         try:
@@ -100,7 +107,7 @@ class Explorer:
     model: TrainedModel
     pairs: Sequence[Pair]
     name: str
-    inputs: Latest[Input] = field(default_factory=lambda: Latest(16))
+    inputs: Latest[Input | Recording] = field(default_factory=lambda: Latest(16))
     views: Latest[LatticeView] = field(default_factory=lambda: Latest(6))
     searches: Latest[Iterator[list[Survivor]]] = field(default_factory=lambda: Latest(4))
     lock: RLock = field(default_factory=RLock)
@@ -129,6 +136,8 @@ class Explorer:
             "max_beam_width": MAX_BEAM_WIDTH,
             "max_bytes": MAX_BYTES,
             "max_seconds": MAX_SECONDS,
+            "sample_rate": features.sample_rate if features else None,
+            "streams": features is not None and can_stream(self.model),
         }
 
     def _first(self) -> dict[str, Any] | None:
@@ -200,15 +209,46 @@ class Explorer:
         pair = Pair(name, Audio(Path(name)), (), Origin(Path(name)))
         return self._open_wave(pair, wave, features)
 
+    def begin_recording(self) -> tuple[str, Recording]:
+        """Begin to hear the microphone; return the name of the input that grows, and itself."""
+        features = self.model.signature.features
+        if features is None:
+            raise ValueError("the model does not take sound; choose an example, or type a text")
+        with self.lock:
+            kept = sum(isinstance(one, Recording) for one in self.inputs.things.values())
+            if kept >= MAX_RECORDINGS:
+                raise ValueError(f"{kept} pages record already; stop one of them")
+            recording = Recording(Model.of(self.model), features.sample_rate, MAX_SECONDS)
+            return self.inputs.keep(recording), recording
+
+    def end_recording(self, name: str) -> None:
+        """Forget a recording."""
+        with self.lock:
+            self.inputs.drop(name)
+
     def _open_wave(self, pair: Pair, wave: Tensor, features: FeatureSettings) -> dict[str, Any]:
         """Open the samples of a sound."""
+        return self._opened(self._input_of(pair, wave, features))
+
+    def _input_of(self, pair: Pair, wave: Tensor, features: FeatureSettings) -> Input:
+        """Return the input of the samples of a sound."""
         if len(wave) < features.window_samples:
             raise ValueError(
                 f"the sound {pair.name} is shorter than one window "
                 f"of {round(1000 * features.window)} ms; choose a longer one"
             )
         example = replace(self.model.signature.example(wave), pair=pair)
-        return self._opened(Input(example, pair.target, wave))
+        return Input(example, pair.target, wave)
+
+    def _input(self, name: str) -> Input:
+        """Return an input; of a recording, as much as has come."""
+        kept = self.inputs[name]
+        if isinstance(kept, Input):
+            return kept
+        features = self.model.signature.features
+        assert features is not None
+        path = Path("recording")
+        return self._input_of(Pair(path.name, Audio(path), (), Origin(path)), kept.wave(), features)
 
     def _unseen(self, pair: Pair) -> tuple[str, ...]:
         """Return a note on the source symbols that the model does not know, if there are any."""
@@ -254,7 +294,7 @@ class Explorer:
         [T', D'], the image of the input; f, g, and the logarithms of the forward variables, the
         backward variables and their product.
         """
-        opened, targets = self.inputs[name], self.model.signature.targets
+        opened, targets = self._input(name), self.model.signature.targets
         if len(symbols) > MAX_LABELS:
             raise ValueError(
                 f"the target has {len(symbols)} labels; at most {MAX_LABELS} can be shown"
@@ -319,7 +359,7 @@ class Explorer:
 
     def search(self, name: str, beam_width: int) -> dict[str, Any]:
         """Begin Algorithm 1; return the name to ask for its steps with, and their number less 1."""
-        opened = self.inputs[name]
+        opened = self._input(name)
         if not 1 <= beam_width <= MAX_BEAM_WIDTH:
             raise ValueError(
                 f"the beam width must be between 1 and {MAX_BEAM_WIDTH}, not {beam_width}"
@@ -350,7 +390,7 @@ class Explorer:
 
     def wav(self, name: str) -> bytes:
         """Return the sound of an input as a WAV file."""
-        opened, features = self.inputs[name], self.model.signature.features
+        opened, features = self._input(name), self.model.signature.features
         if opened.wave is None or features is None:
             raise ValueError("this input has no sound to play")
         return encode_wav(opened.wave, features.sample_rate)

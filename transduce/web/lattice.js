@@ -15,7 +15,9 @@ export const MAPS = {
 const NATS_BELOW_THE_PATH = 15; // range of the logarithmic colours below the best path
 
 export class Lattice {
-  constructor({ header, arrays }, { symbols, frames_per_vector: pooling }) {
+  // `grows` is whether more of the input is still to come.
+  constructor({ header, arrays }, { symbols, frames_per_vector: pooling }, grows = false) {
+    this.grows = grows;
     this.view = header.view;
     this.target = header.target;
     this.source = header.source; // the symbols of the input; null for sound

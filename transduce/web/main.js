@@ -7,16 +7,19 @@ import { differences, shortened } from "./differences.js";
 import { decimal, power } from "./figure.js";
 import { GRAPHS } from "./bars.js";
 import { Lattice } from "./lattice.js";
+import { Recording } from "./microphone.js";
 import { SearchPanel } from "./search.js";
 import { Player } from "./sound.js";
 import { Stage } from "./stage.js";
 
 const $ = (id) => document.getElementById(id);
 const NUM_ROWS = 12; // in the table of numbers
+const REDRAW = 1000; // milliseconds between two drawings of a recording, or more if they take longer
 
 let model, stage, player, search;
 let source = null; // {kind: "example", index}, {kind: "text", text} or {kind: "sound", file}
 let opened = null; // the server's answer to it
+let recording = null; // while the microphone records
 let turn = 0; // number of the latest request; answers to earlier ones are ignored
 
 // --- Messages -----------------------------------------------------------------------------------
@@ -58,6 +61,7 @@ function stillShown(what = opened?.name) {
 async function open(wanted, view = {}) {
   const mine = ++turn;
   hideMessage();
+  endRecording();
   document.body.classList.add("busy");
   try {
     const found = await openSource(wanted);
@@ -97,6 +101,86 @@ async function showLattice(target, view = {}, mine = ++turn) {
 function tryLattice(target) {
   hideMessage();
   showLattice(target).catch((error) => report(error, stillShown("the previous target")));
+}
+
+// --- The microphone -----------------------------------------------------------------------------
+
+async function recordOrStop() {
+  if (recording !== null) {
+    openRecording();
+    return;
+  }
+  hideMessage();
+  const failed = (problem) => openRecording(problem);
+  recording = new Recording(model, { full: openRecording, failed });
+  const mine = recording;
+  try {
+    await mine.start();
+    if (recording !== mine) return;
+    mine.timer = setInterval(drawRecording, REDRAW);
+    showRecording();
+  } catch (error) {
+    endRecording();
+    report(error, stillShown());
+  }
+}
+
+// Stop, and open what was recorded; then say why, if the user did not stop it.
+async function openRecording(problem = null) {
+  const ended = endRecording();
+  if (ended === null) return;
+  try {
+    await open({ kind: "sound", file: ended.file() });
+  } catch (error) {
+    report(error, stillShown());
+  }
+  if (problem !== null) report(problem);
+}
+
+// Stop without opening what was recorded; return it, or null if there is none.
+function endRecording() {
+  const ended = recording;
+  recording = null;
+  if (ended !== null) {
+    clearInterval(ended.timer);
+    ended.close();
+    showRecording();
+  }
+  return ended;
+}
+
+function showRecording() {
+  const seconds = Math.floor(recording?.seconds ?? 0);
+  $("record").textContent = recording === null ? "Record" : `Stop (${seconds} s)`;
+  $("record").setAttribute("aria-pressed", String(recording !== null));
+}
+
+// Draw the lattice of the sound so far and of the best output so far.
+async function drawRecording() {
+  showRecording();
+  const mine = recording;
+  if (mine.input === null || mine.isDrawing) return;
+  mine.isDrawing = true;
+  const [symbols, drawing] = [mine.symbols, ++turn];
+  try {
+    const lattice = new Lattice(await fetchLattice(mine.input, symbols), model, true);
+    if (recording !== mine || drawing !== turn) return;
+    const found = [{ symbols, log_prob: lattice.logLikelihood }];
+    source = null;
+    opened = { input: mine.input, name: "the recording", target: [], hypotheses: found };
+    for (const id of ["input-name", "outputs-name"]) $(id).textContent = opened.name;
+    for (const id of ["play", "space-key", "search", "nothing"]) $(id).hidden = true;
+    for (const id of ["outputs", "lattice"]) $(id).hidden = false;
+    listHypotheses();
+    markExample();
+    markHypothesis(symbols);
+    $("target").value = symbols.join(" ");
+    stage.show(lattice, lattice.path.at(-1));
+  } catch (error) {
+    if (recording === mine && drawing === turn) openRecording(error);
+  } finally {
+    mine.isDrawing = false;
+  }
 }
 
 async function loadExamples(first = 0) {
@@ -282,6 +366,7 @@ let written = ""; // the address that this page wrote last
 let timer = null;
 
 function writeAddress() {
+  if (source === null) return; // a recording has an address when it is stopped
   written = encoded(source, currentView(), stage.map, stage.scale);
   history.replaceState(null, "", written);
 }
@@ -349,6 +434,10 @@ async function save() {
 }
 
 async function share() {
+  if (source === null) {
+    showMessage("Stop the recording to copy its address.", false);
+    return;
+  }
   writeAddress();
   const note = source.kind === "sound" ? " It names the sound file, but does not contain it." : "";
   try {
@@ -382,12 +471,15 @@ function showModel() {
   $("examples-box").hidden = model.num_examples === 0;
   $("drop-hint").textContent = `or drop one here (${model.max_seconds} s at most)`;
   $("find-label").textContent = `Choose one of ${model.num_examples.toLocaleString("en")} examples`;
+  $("record").title = model.streams
+    ? `Recognise the microphone while you speak, ${model.max_seconds} s at most.`
+    : "Record, then recognise: this model needs the whole sound, so that it cannot stream.";
   $("alphabet").textContent = model.symbols.join(" ");
   $("nothing").textContent = waysToStart();
 }
 
 function waysToStart() {
-  const own = { text: "type a word", sound: "choose a sound file" }[model.kind];
+  const own = { text: "type a word", sound: "choose or record a sound" }[model.kind];
   const ways = [...(model.num_examples ? ["choose an example"] : []), ...(own ? [own] : [])];
   if (!ways.length) return "The model takes frames; restart transduce explore with --data.";
   const text = ways.join(", or ");
@@ -404,6 +496,7 @@ function addListeners() {
     takeFile($("file").files[0]);
     $("file").value = "";
   });
+  on("record", "click", recordOrStop);
   on("find", "input", () => {
     clearTimeout(on.find);
     on.find = setTimeout(loadExamples, 120);

@@ -6,6 +6,7 @@
     POST /api/example       {"index"}: opens an example
     POST /api/text          {"text"}: opens a typed text
     POST /api/sound         ?name=NAME, the file as the body: opens a sound
+    WS   /api/recording     the microphone's samples -> partial transcripts (see `microphone`)
     POST /api/lattice       {"input", "target": [symbol, ...]} -> packed, see `wire`
     POST /api/sensitivity   {"view", "t", "u"} -> packed
     POST /api/search        {"input", "beam_width"}: begins Algorithm 1, frame by frame
@@ -33,7 +34,7 @@ from threading import Timer
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
@@ -43,7 +44,9 @@ from starlette.requests import ClientDisconnect
 
 from transduce.http.connections import TimedProtocol, listen
 from transduce.http.hosts import foreign_request
+from transduce.http.sockets import StreamProtocol
 from transduce.web.explorer import MAX_BYTES, Explorer, Gone
+from transduce.web.microphone import MAX_MESSAGE_BYTES, REFUSED, hear
 
 # More seconds let more answers arrive after Ctrl-C; fewer end the command sooner.
 GRACE_SECONDS = 1
@@ -169,6 +172,14 @@ def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
         opened = await run_in_threadpool(explorer.open_sound, content, name[:100])
         return JSONResponse(opened)
 
+    @app.websocket("/api/recording")
+    async def record(socket: WebSocket) -> None:
+        headers = socket.headers
+        if foreign_request(headers.get("host", ""), headers.get("origin"), host) is not None:
+            await socket.close(REFUSED)  # before it is accepted: status 403
+        else:
+            await hear(socket, explorer)
+
     @app.post("/api/lattice")
     def lattice(query: LatticeQuery) -> Response:
         return Response(explorer.lattice(query.input, tuple(query.target)), media_type=PACKED)
@@ -248,7 +259,14 @@ class ExplorerServer(uvicorn.Server):
     def __init__(self, explorer: Explorer, host: str = "127.0.0.1") -> None:
         app = create_app(explorer, host)
         super().__init__(
-            uvicorn.Config(app, http=TimedProtocol, ws="none", lifespan="off", log_level="error")
+            uvicorn.Config(
+                app,
+                http=TimedProtocol,
+                ws=StreamProtocol,
+                ws_max_size=MAX_MESSAGE_BYTES,
+                lifespan="off",
+                log_level="error",
+            )
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

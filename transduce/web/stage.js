@@ -95,7 +95,7 @@ export class Stage {
 
   // Send one request at a time; after its answer, request the node that is then at the crosshair.
   async askSensitivity() {
-    if (this.asking) return;
+    if (this.asking || this.lattice.grows) return;
     this.asking = true;
     const [lattice, { t, u }] = [this.lattice, this.node];
     try {
