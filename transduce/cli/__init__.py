@@ -43,9 +43,9 @@ app = cyclopts.App(
 )
 # --help lists the commands in this order, which is also that of the README.
 COMMANDS: list[Callable[..., None]] = [
-    *(demo, phonemize, recognize, listen),
+    *(demo, phonemize, recognize, listen, serve, export),
     *(recipes, train, evaluate, transcribe, table),
-    *(plot, explore, serve, export, warm_up),
+    *(plot, explore, warm_up),
 ]
 for place, command in enumerate(COMMANDS):
     app.command(command, sort_key=place)
