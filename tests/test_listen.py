@@ -238,6 +238,8 @@ def test_stable_phones_stay_and_unstable_ones_are_replaced():
     assert screen(file.getvalue(), width) == ["AA B EE F G", "K", ""]
     terminal.partial({"stable": phones("Z"), "unstable": []})
     assert screen(file.getvalue(), width)[-1] == "Z"
+    terminal.partial({"stable": [], "unstable": phones(*"ABCDEFGH")})
+    assert screen(file.getvalue(), width)[-1] == "Z … E F G H"  # the latest are seen
 
 
 def test_a_terminal_gets_partial_results(folder):

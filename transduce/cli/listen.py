@@ -299,9 +299,8 @@ class _Terminal:
         self._erase()
         for phone in message["stable"]:
             self._print(phone["symbol"])
-        unstable = (phone["symbol"] for phone in message["unstable"])
-        text = Text(self.separator.join(unstable), style="dim")
-        text.truncate(max(0, self.console.width - self.column - 1), overflow="ellipsis")
+        unstable = [phone["symbol"] for phone in message["unstable"]]
+        text = Text(self._latest(unstable), style="dim")
         self.console.print(text, end="", soft_wrap=True)
         self.console.control(Control.move_to_column(self.column))
 
@@ -313,6 +312,18 @@ class _Terminal:
         if self.num_printed:
             self.console.print()
         self.column = self.num_printed = 0
+
+    def _latest(self, symbols: list[str]) -> str:
+        """Return the last phones that fit into the rest of the line, with dots for those before."""
+        room = self.console.width - self.column - 1
+        if cell_len(self.separator.join(symbols)) <= room:
+            return self.separator.join(symbols)
+        shown = ""
+        for symbol in reversed(symbols):
+            if cell_len(longer := self.separator + symbol + shown) > room - 1:
+                break
+            shown = longer
+        return ("…" + shown)[: max(0, room)]
 
     def _erase(self) -> None:
         """Erase the unstable phones, which are behind the cursor."""
