@@ -1,7 +1,8 @@
 """The cost of streams: the share of one core that one stream takes, and that 20 at once take.
 
 `python benchmarks/stream.py [MODEL]`: a model by name or path; by default one of the sizes of the
-recipe streaming-transducer, with random weights, whose null is as probable as in speech.
+recipe streaming-transducer, with random weights, whose null is as probable as in speech. The same
+model runs in sherpa-onnx beside it, if that is installed.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import sys
 import time
 import warnings
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median, quantiles
+from tempfile import TemporaryDirectory
 
 import torch
 from measure import machine, show
@@ -78,6 +81,28 @@ def many_streams(model: Model, sound: torch.Tensor, number: int, width: int) -> 
     return sum(times) / SECONDS, 1e3 * max(times)
 
 
+def sherpa_stream(model: Model, sound: torch.Tensor, folder: Path) -> tuple[float, float, float]:
+    """Do the same with the exported model in sherpa-onnx, greedily, in one thread.
+
+    Its frames are others, unless the model was trained with them; the work is the same.
+    """
+    import sherpa_onnx
+
+    rate = model.signature.features.sample_rate
+    files = ("tokens.txt", "encoder-streaming.onnx", "decoder.onnx", "joiner.onnx")
+    recogniser = sherpa_onnx.OnlineRecognizer.from_transducer(
+        *(str(folder / name) for name in files), num_threads=1, sample_rate=rate
+    )
+    stream, times = recogniser.create_stream(), []
+    for piece in torch.split(sound, round(PIECE * rate)):
+        start = clock()
+        stream.accept_waveform(rate, piece.numpy())
+        while recogniser.is_ready(stream):
+            recogniser.decode_stream(stream)
+        times.append(clock() - start)
+    return sum(times) / SECONDS, 1e3 * median(times), 1e3 * quantiles(times, n=100)[98]
+
+
 def main() -> None:
     warnings.simplefilter("ignore")  # of searches by a network that has learnt nothing
     print(machine())
@@ -96,6 +121,15 @@ def main() -> None:
             share, middle, high = runs[1]
             row = [f"{100 * share:.1f} %", f"{middle:.2f}", f"{high:.2f}"]
             one.append([label, str(width), *row])
+        if find_spec("sherpa_onnx") and find_spec("onnx"):
+            from transduce.export import export_onnx
+
+            with TemporaryDirectory() as temporary:
+                export_onnx(model, folder := Path(temporary) / "exported")
+                runs = sorted(sherpa_stream(model, sound, folder) for _ in range(3))
+            share, middle, high = runs[1]
+            row = [f"{100 * share:.1f} %", f"{middle:.2f}", f"{high:.2f}"]
+            one.append([f"{name}, in sherpa-onnx", "greedy", *row])
         for number in (1, 5, 20):
             many_streams(model, sound[: 2 * rate], number, 4)
             share, slowest = sorted(many_streams(model, sound, number, 4) for _ in range(3))[1]
