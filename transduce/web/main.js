@@ -14,7 +14,8 @@ import { Stage } from "./stage.js";
 
 const $ = (id) => document.getElementById(id);
 const NUM_ROWS = 12; // in the table of numbers
-const REDRAW = 1000; // milliseconds between two drawings of a recording, or more if they take longer
+const REDRAW = 1000; // milliseconds between two drawings of a recording, or as long as one takes
+const RECENT = 10; // seconds of a recording that are in view
 
 let model, stage, player, search;
 let source = null; // {kind: "example", index}, {kind: "text", text} or {kind: "sound", file}
@@ -112,8 +113,8 @@ async function recordOrStop() {
   }
   hideMessage();
   const failed = (problem) => openRecording(problem);
-  recording = new Recording(model, { full: openRecording, failed });
-  const mine = recording;
+  const mine = new Recording(model, { full: openRecording, failed });
+  recording = Object.assign(mine, { timer: null, isDrawing: false, rest: 0 });
   try {
     await mine.start();
     if (recording !== mine) return;
@@ -155,11 +156,13 @@ function showRecording() {
   $("record").setAttribute("aria-pressed", String(recording !== null));
 }
 
-// Draw the lattice of the sound so far and of the best output so far.
+// Draw the lattice of the sound so far and of the best output so far. Between two drawings, the
+// server has time for other requests.
 async function drawRecording() {
   showRecording();
   const mine = recording;
-  if (mine.input === null || mine.isDrawing) return;
+  const begun = performance.now();
+  if (mine.input === null || mine.isDrawing || begun < mine.rest) return;
   mine.isDrawing = true;
   const [symbols, drawing] = [mine.symbols, ++turn];
   try {
@@ -175,12 +178,21 @@ async function drawRecording() {
     markExample();
     markHypothesis(symbols);
     $("target").value = symbols.join(" ");
-    stage.show(lattice, lattice.path.at(-1));
+    stage.show(lattice, lattice.path.at(-1), recentPart(lattice));
   } catch (error) {
     if (recording === mine && drawing === turn) openRecording(error);
   } finally {
     mine.isDrawing = false;
+    mine.rest = 2 * performance.now() - begun;
   }
+}
+
+// Return the part of a lattice that shows its last seconds; null if it is the whole.
+function recentPart(lattice) {
+  const { T, U, path } = lattice;
+  const first = T - Math.round(RECENT / model.seconds_per_frame / model.frames_per_vector);
+  if (first <= 0) return null;
+  return [first, T, path.find(([t]) => t >= first)[1], U + 1];
 }
 
 async function loadExamples(first = 0) {
