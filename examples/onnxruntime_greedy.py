@@ -93,6 +93,12 @@ class Exported:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    if not (Path(sys.argv[1]) / "model.json").is_file():
+        sys.exit(f"{sys.argv[1]} has no model.json; give a folder that `transduce export` wrote")
     exported = Exported(sys.argv[1])
+    if "sources" not in exported.description:
+        sys.exit("this command reads words; for a model of sound give frames to `transcription`")
     for word in sys.argv[2:]:
         print(*exported.symbols(exported.greedy(exported.transcription(exported.ids(word)))))

@@ -98,6 +98,13 @@ def test_utterances_follow_each_other_in_time(folder, monkeypatch):
     messages = [json.loads(line) for line in done.stdout.splitlines()]
     finals = [message for message in messages if message["type"] == "final"]
     assert len(finals) >= 4
+    stable, begun = {0.0: []}, 0.0  # the phones that were told of each utterance
+    for message in messages:
+        if message["type"] == "final":
+            begun = message["end"]
+            stable[begun] = []
+        else:
+            stable[begun] += [phone["symbol"] for phone in message["stable"]]
     ends = [0.0] + [final["end"] for final in finals]
     assert ends[:-1] == [final["start"] for final in finals]
     assert ends[-1] == pytest.approx(len(SAMPLES) / RATE)
@@ -106,6 +113,8 @@ def test_utterances_follow_each_other_in_time(folder, monkeypatch):
         part = SAMPLES[round(begun * RATE) : round(final["end"] * RATE)]
         expected = library(folder, part, beam_width=6)
         assert final["text"] == str(expected)
+        symbols = [phone["symbol"] for phone in final["phones"]]
+        assert stable[begun] == symbols[: len(stable[begun])]
         for phone, wanted in zip(final["phones"], expected.phones(), strict=True):
             assert phone["symbol"] == wanted["symbol"]
             assert phone["confidence"] == wanted["confidence"]
@@ -149,7 +158,9 @@ def test_silence_has_no_line(folder, monkeypatch):
     bias = ("--null-bias", 50)
     for form in ("txt", "json"):
         done = listened(quiet, *bias, "--format", form, folder=folder, monkeypatch=monkeypatch)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert (done.returncode, done.stdout) == (0, "")
+        [warning] = done.stderr.splitlines()
+        assert warning.startswith("transduce: no phones were recognised; check the sound")
 
 
 @pytest.mark.parametrize(

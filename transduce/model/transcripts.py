@@ -100,6 +100,10 @@ class Transcript:
             ]
         return [Span(*span) for span in zip(starts, peaks, ends, strict=True)]
 
+    def middle(self, frame: int) -> float:
+        """Return the middle of a vector in sound, in seconds: the peak of a label alone in it."""
+        return self._peak(frame, 0.0, 1.0)
+
     def _peak(self, frame: int, low: float, high: float) -> float:
         """Return the middle of a share of a vector, in seconds; the sound may cut the vector."""
         first, last = self._seconds_at(frame), self._seconds_at(frame + 1)

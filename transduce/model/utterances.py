@@ -50,13 +50,11 @@ class Utterances:
 
         Their intervals are known only when the next label is.
         """
-        best, step = transcript.hypotheses[0], transcript.seconds_per_vector
-        assert step is not None
-        start = self.begun + transcript.offset
+        best, transcript = transcript.hypotheses[0], transcript.shifted(self.begun)
         return [
             {
                 "symbol": symbol,
-                "peak": round(start + (timing.frame + 0.5) * step, 3),
+                "peak": round(transcript.middle(timing.frame), 3),
                 "confidence": round(timing.confidence, 4),
             }
             for symbol, timing in zip(
