@@ -88,6 +88,8 @@ def new_page(browser):
 
 def pick(page, name):
     page.fill("#find", name)
+    # A click while the list is replaced would be lost.
+    expect(page.locator("#examples strong").first).to_contain_text(name)
     page.locator("#examples strong", has_text=name).first.click()
     expect(page.locator("body:not(.busy) #input-name")).to_have_text(name)
     settled(page)
