@@ -23,6 +23,7 @@ class FrameStream:
         # Frames without deltas: those still to be returned, and what their deltas reach back to.
         self._static = torch.empty(0, features.settings.size // (1 + features.settings.num_deltas))
         self._first = 0  # the number of frames before them
+        self._latest = torch.empty(0)  # the last window of samples, to mirror them at the end
         # The first samples, until there are enough to mirror them: None if that is done.
         self._beginning = torch.empty(0) if features.settings.convention.centred else None
 
@@ -39,6 +40,7 @@ class FrameStream:
                 assert self._beginning is not None
                 whole = torch.cat([self._beginning, samples])
                 return self.statistics.normalise(self.features(whole[None])[0][0])
+            self._latest = torch.cat([self._latest, samples])[-settings.window_samples :].clone()
             samples = self._mirrored(samples, is_last)
         skipped = min(self._skipped, len(samples))
         self._skipped -= skipped
@@ -67,8 +69,7 @@ class FrameStream:
             num_frames = int(self.features.num_frames(torch.tensor(self.num_samples)))
             after = (num_frames - 1) * shift + window - before - self.num_samples
             if after > 0:
-                end = torch.cat([self._samples, samples])[-after:]
-                samples = torch.cat([samples, end.flip(0)])
+                samples = torch.cat([samples, self._latest[-after:].flip(0)])
         return samples
 
     def _with_deltas(self, is_last: bool) -> Tensor:
