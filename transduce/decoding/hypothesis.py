@@ -25,6 +25,12 @@ class Timing(NamedTuple):
     end: int  # the 95 % quantile
     confidence: float  # that a label emitted there is this one
 
+    def shifted(self, vectors: int) -> Timing:
+        """Return the timing so many vectors later."""
+        return self._replace(
+            frame=self.frame + vectors, start=self.start + vectors, end=self.end + vectors
+        )
+
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -73,11 +79,7 @@ def join_hypotheses(
                 log_prob,
                 log_prob / max(1, len(labels)) if length_normalised else log_prob,
                 before.frames + tuple(frame + offset for frame in after.frames),
-                before.timings
-                + tuple(
-                    Timing(t.frame + offset, t.start + offset, t.end + offset, t.confidence)
-                    for t in after.timings
-                ),
+                before.timings + tuple(timing.shifted(offset) for timing in after.timings),
             )
     return tuple(sorted(joined.values(), key=lambda h: (-h.score, h.labels))[:number])
 

@@ -195,20 +195,26 @@ def _problem(
         network = EagerPrediction(network)
     if joint is None:
         num_outputs = transcriptions[0].shape[-1]
-        if options.null_bias:
-            bias = transcriptions[0].new_zeros(num_outputs)
-            bias[NULL] = options.null_bias
-            transcriptions = [f + bias for f in transcriptions]
+        transcriptions = [with_null_bias(f, options.null_bias) for f in transcriptions]
     else:
         if options.null_bias:
-            joint = _with_null_bias(joint, options.null_bias)
+            joint = _joint_with_null_bias(joint, options.null_bias)
         first = next(f[:1] for f in transcriptions if len(f))
         null = torch.tensor([NULL], device=first.device)
         num_outputs = joint(first, network.step(null, network.start(1))[0]).shape[-1]
     return Problem(transcriptions, network, joint, num_outputs, options)
 
 
-def _with_null_bias(joint: Joint, bias: float) -> Joint:
+def with_null_bias(f: Tensor, null_bias: float) -> Tensor:
+    """Return transcription vectors [T, K+1] with a number added to null's logit."""
+    if not null_bias:
+        return f
+    bias = f.new_zeros(f.shape[-1])
+    bias[NULL] = null_bias
+    return f + bias
+
+
+def _joint_with_null_bias(joint: Joint, bias: float) -> Joint:
     def biased(f: Tensor, g: Tensor) -> Tensor:
         logits = joint(f, g).clone()
         logits[:, NULL] += bias

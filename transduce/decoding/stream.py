@@ -25,11 +25,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from transduce.alphabet import NULL
 from transduce.decoding.hypothesis import Hypothesis, Labels, Timing, lattice_timings, n_best
 from transduce.decoding.options import SearchOptions
 from transduce.decoding.problem import Problem
-from transduce.decoding.search import eval_mode
+from transduce.decoding.search import eval_mode, with_null_bias
 from transduce.networks import PredictionNetwork
 
 MOST_VECTORS = 12_000  # of a lattice: two minutes of frames every 10 ms
@@ -221,9 +220,7 @@ class BeamStream:
         """
         g = torch.from_numpy(self._search.predictions(labels, skipped))
         found = lattice_timings(self._vectors(first, last), g, labels[skipped:])
-        return [
-            Timing(t.frame + first, t.start + first, t.end + first, t.confidence) for t in found
-        ]
+        return [timing.shifted(first) for timing in found]
 
     def _settle(self) -> None:
         """Move the anchor; module docstring."""
@@ -293,8 +290,4 @@ def _checked(vectors: Tensor, options: SearchOptions) -> Tensor:
     """Return the vectors with null's bias; raise ValueError for NaN or +inf."""
     if not bool((vectors < torch.inf).all()):
         raise ValueError("the transcription network gave NaN or +inf; check its weights")
-    if options.null_bias:
-        bias = vectors.new_zeros(vectors.shape[1])
-        bias[NULL] = options.null_bias
-        vectors = vectors + bias
-    return vectors
+    return with_null_bias(vectors, options.null_bias)
