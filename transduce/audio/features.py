@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from transduce.settings import check_at_most
 MOST_FILTER_WEIGHTS = 100_000_000  # of the mel filter bank: a bound on its memory
 
 
+Count = TypeVar("Count", int, Tensor)
 Kind = Literal["cepstra", "log_mel", "sherpa", "sherpa_streaming"]
 
 
@@ -122,6 +123,13 @@ class FeatureSettings:
         """Return settings for a spectrogram of the same windows, to draw the sound."""
         return replace(self, kind="log_mel", num_channels=64, num_deltas=0)
 
+    def num_frames(self, num_samples: Count) -> Count:
+        """Return how many windows fit into `num_samples`, or have their middle there."""
+        if self.convention.centred:
+            return (num_samples + self.shift_samples // 2) // self.shift_samples
+        whole = (num_samples - self.window_samples) // self.shift_samples + 1
+        return max(0, whole) if isinstance(whole, int) else whole.clamp(min=0)
+
     @property
     def window_samples(self) -> int:
         """Return the samples in a window."""
@@ -165,14 +173,6 @@ class Features(nn.Module):
         ):
             self.register_buffer(name, table.float(), persistent=False)
 
-    def num_frames(self, num_samples: Tensor) -> Tensor:
-        """Return how many windows fit into `num_samples`, or have their middle there."""
-        settings = self.settings
-        if settings.convention.centred:
-            return (num_samples + settings.shift_samples // 2) // settings.shift_samples
-        beyond = num_samples - settings.window_samples
-        return torch.where(beyond < 0, 0, beyond // settings.shift_samples + 1)
-
     def forward(self, waves: Tensor, num_samples: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute frames [B, T, size] and their numbers [B] from samples [B, N] in [-1, 1].
 
@@ -188,7 +188,7 @@ class Features(nn.Module):
         if num_samples is None:
             num_samples = torch.full((len(waves),), waves.shape[1], device=waves.device)
         _check_num_samples(num_samples, *waves.shape)
-        num_frames = self.num_frames(num_samples)
+        num_frames = settings.num_frames(num_samples)
         if settings.convention.centred:
             waves = self._mirrored(waves, num_samples)
         if waves.shape[1] < settings.window_samples:

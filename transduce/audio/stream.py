@@ -66,7 +66,7 @@ class FrameStream:
             self._beginning, self._skipped = None, max(0, -before)
             samples = torch.cat([samples[: max(0, before)].flip(0), samples])
         if is_last:
-            num_frames = int(self.features.num_frames(torch.tensor(self.num_samples)))
+            num_frames = self.features.settings.num_frames(self.num_samples)
             after = (num_frames - 1) * shift + window - before - self.num_samples
             if after > 0:
                 samples = torch.cat([samples, self._latest[-after:].flip(0)])

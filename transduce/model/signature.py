@@ -206,8 +206,7 @@ class Signature:
                 return None
             reader = frame_reader(settings, convert)
             wave, recording = reader.read_samples(pair.source, pair.origin, longest)
-        num_frames = _features(settings, CPU).num_frames(torch.tensor(len(wave)))
-        return Sampled(pair, wave, recording, int(num_frames))
+        return Sampled(pair, wave, recording, settings.num_frames(len(wave)))
 
     def framed(
         self, sounds: Sequence[Sampled], device: torch.device = CPU
