@@ -33,7 +33,7 @@ ORDER = [
         "lattice.cuda",
     ),
     *("lattice.checks", "lattice.operators", "lattice.loss", "lattice.variants"),
-    *("lattice.consistency", "lattice"),
+    *("lattice.consistency", "lattice.distillation", "lattice"),
     *("decoding.protocols", "decoding.hypothesis", "decoding.fusion", "decoding.arpa"),
     *("decoding.options", "decoding.problem", "decoding.reference", "decoding.cpu.prediction"),
     *("decoding.cpu.trie", "decoding.cpu.heaps", "decoding.cpu.beam", "decoding.cpu.greedy"),
