@@ -97,7 +97,7 @@ def test_two_views_have_their_mean_loss_and_their_divergence(kind):
     network = network_of(kind, dropout=0.5)
     views = BATCH.repeat(2)
     torch.manual_seed(0)
-    losses, divergence = network.consistency_losses(views)
+    losses, _, divergence = network.consistency_losses(views)
     torch.manual_seed(0)
     one, other = network.losses(views).chunk(2)
     torch.testing.assert_close(losses, (one + other) / 2)
@@ -112,7 +112,7 @@ def test_two_views_have_their_mean_loss_and_their_divergence(kind):
     torch.testing.assert_close(divergence, expected)
     assert (divergence > 0).all()
     network.eval()
-    losses, divergence = network.consistency_losses(views)
+    losses, _, divergence = network.consistency_losses(views)
     torch.testing.assert_close(losses, network.losses(BATCH))
     torch.testing.assert_close(divergence, torch.zeros(2))
 
@@ -121,7 +121,7 @@ def test_two_views_with_nan_outputs_have_nan_losses_and_no_divergence():
     network = network_of("transducer")
     with torch.no_grad():
         network.prediction_network.output.bias[1] = torch.nan
-    losses, divergence = network.consistency_losses(BATCH.repeat(2))
+    losses, _, divergence = network.consistency_losses(BATCH.repeat(2))
     assert losses.isnan().all()
     assert not divergence.any()
 

@@ -18,16 +18,19 @@ from safetensors.torch import load_file
 from toys import toy_recipe
 
 from transduce import greedy_search
+from transduce.alphabet import Alphabet
 from transduce.architectures import Transducer, build_network
 from transduce.cli.train import train
 from transduce.data.batches import Batch, Batches
-from transduce.model.checkpoint import load_model
+from transduce.model.checkpoint import load_model, save_model
 from transduce.training import checks
 from transduce.training import fit as training
 from transduce.training.corpus import read_corpus
 from transduce.training.fit import NonFiniteLoss, TrainingError, fit, learning_rate
+from transduce.training.pretraining import copy_prediction, copy_transcription
 from transduce.training.progress import Progress
 from transduce.training.recipe import TrainConfig, read_recipe, recipe_toml
+from transduce.training.teachers import load_teachers, teacher_targets
 
 ROOT = Path(__file__).parent.parent
 
@@ -132,10 +135,114 @@ def test_consistency_lowers_the_divergence_between_two_views(tmp_path, kind):
         model.network.train()
         torch.manual_seed(0)
         with torch.no_grad():
-            losses, divergence = model.network.consistency_losses(views)
+            losses, _, divergence = model.network.consistency_losses(views)
         divergences.append(float(divergence.sum() / losses.sum()))
         assert model.status.bits_per_label < 2.0
     assert divergences[1] < 0.7 * divergences[0]
+
+
+def teach(tmp_path, **network):
+    """Train a teacher on the toy corpus; return its folder."""
+    recipe = toy_recipe(tmp_path, max_epochs=8)
+    recipe = replace(recipe, network=replace(recipe.network, **network))
+    run(recipe, tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_student_of_another_architecture_learns_from_a_teacher_alone(tmp_path, backwards):
+    """With all the weight on the teacher, the labels only say which prefixes to ask it about."""
+    teacher = teach(tmp_path, backwards=backwards)
+    recipe = toy_recipe(tmp_path, max_epochs=12, teacher=(teacher, teacher), distillation=1.0)
+    forward = {"bidirectional": False, "hidden_size": 32, "backwards": backwards}
+    recipe = replace(recipe, network=replace(recipe.network, **forward))
+    model = run(recipe, tmp_path / "student")
+    assert model.status.bits_per_label < 0.6
+    # The training bits are those of the labels, not the distillation loss.
+    last = metrics_of(tmp_path / "student")[-1]
+    assert last["training_bits_per_label"] == pytest.approx(last["bits_per_label"], abs=0.3)
+    assert f'teacher = ["{teacher}", "{teacher}"]' in (tmp_path / "student/config.toml").read_text()
+
+
+def test_targets_are_the_labels_and_the_teachers_share(tmp_path):
+    teacher = teach(tmp_path)
+    recipe = toy_recipe(tmp_path)
+    corpus = read_corpus(recipe.data)
+    (example, *_) = corpus.training
+    targets = [
+        teacher_targets(
+            load_teachers([teacher], corpus.signature, False), [example], share, torch.device("cpu")
+        )[0]
+        for share in (0.0, 0.25, 1.0)
+    ]
+    following = torch.tensor([*example.labels, 0])
+    certain = torch.nn.functional.one_hot(following, 5).half()
+    assert torch.equal(targets[0], certain)
+    torch.testing.assert_close(targets[1], 0.75 * certain + 0.25 * targets[2])
+    along = targets[2][torch.arange(len(following)), following].double().log().sum()
+    loss = load_model(teacher).network.losses(Batch.of([example]))
+    torch.testing.assert_close(-along.float(), loss[0], rtol=0.0, atol=0.01)
+
+
+def test_without_the_teachers_share_distillation_changes_nothing(tmp_path):
+    teacher = teach(tmp_path)
+    run(toy_recipe(tmp_path), tmp_path / "plain")
+    run(toy_recipe(tmp_path, teacher=(teacher,), distillation=0.0), tmp_path / "student")
+    plain, student = metrics_of(tmp_path / "plain"), metrics_of(tmp_path / "student")
+    for one, other in zip(plain, student, strict=True):
+        assert one["bits_per_label"] == pytest.approx(other["bits_per_label"], rel=1e-3)
+
+
+def test_a_student_is_consistent_too(tmp_path):
+    teacher = teach(tmp_path)
+    recipe = toy_recipe(tmp_path, teacher=(teacher,), consistency=1.0, precision="bf16-mixed")
+    recipe = replace(recipe, network=replace(recipe.network, dropout=0.2))
+    assert run(recipe, tmp_path / "student").status.bits_per_label < 2.0
+
+
+def test_a_teacher_may_have_its_symbols_in_another_order(tmp_path):
+    teacher = load_model(teach(tmp_path))
+    signature = teacher.signature
+    turned = replace(
+        signature,
+        targets=Alphabet(signature.targets.symbols[::-1]),
+        sources=Alphabet(signature.sources.symbols[::-1]),
+    )
+    network = build_network(teacher.config, 4, 4)
+    with torch.no_grad():
+        copy_prediction(teacher, network, turned)
+        copy_transcription(teacher, network, turned)
+    save_model(replace(teacher, network=network, signature=turned), tmp_path / "turned.safetensors")
+    examples, cpu = read_corpus(toy_recipe(tmp_path).data).training, torch.device("cpu")
+    one, other = (
+        teacher_targets(load_teachers([path], signature, False), examples, 1.0, cpu)
+        for path in (tmp_path / "teacher", tmp_path / "turned.safetensors")
+    )
+    for ours, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-4)
+
+
+def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
+    teacher = teach(tmp_path)
+    run(toy_recipe(tmp_path, "ctc", max_epochs=1), tmp_path / "ctc")
+
+    def refused(match, folder="student", **settings):
+        recipe = toy_recipe(tmp_path, teacher=(settings.pop("teacher", teacher),))
+        recipe = replace(recipe, network=replace(recipe.network, **settings))
+        with pytest.raises(TrainingError, match=match):
+            run(recipe, tmp_path / folder)
+        assert not (tmp_path / folder / "last.safetensors").exists()
+
+    refused(r"^train.teacher is for a transducer, not ctc; leave it out", network="ctc")
+    refused(r"^train.teacher, .*ctc: it is of the kind ctc; give", teacher=tmp_path / "ctc")
+    refused(r"^train.teacher: .*nowhere", teacher=tmp_path / "nowhere")
+    refused(r"^train.teacher, .*: it reads forwards, and", backwards=True)
+    name = tmp_path / "english-pronouncer"  # resolved in the working folder as all paths are
+    refused(r"^train.teacher, .*english-pronouncer: it has no source symbol .a.", teacher=name)
+    (tmp_path / "toy.tsv").write_text((tmp_path / "toy.tsv").read_text() + "abe\tABE\n")
+    refused(r"^train.teacher, .*: it has no source symbol 'e'; give")
+    (tmp_path / "toy.tsv").write_text("".join(f"{'ab' * n}\t{'AB' * n}\n" for n in range(1, 30)))
+    refused(r"^train.teacher, .*: it has a label 'C' that the training data do not have")
 
 
 def test_consistency_without_dropout_or_masks_is_refused(tmp_path):
@@ -204,9 +311,13 @@ fit(read_recipe(folder / "recipe.toml"), folder / "run", progress=Killed(Console
 
 # An epoch has 13 steps, and every fifth step is saved. The seventh write is the state after the
 # first epoch, when the model and the metrics have been written.
+@pytest.mark.parametrize("taught", [False, True])
 @pytest.mark.parametrize("when, count", [("in a step", 23), ("in a write", 7)])
-def test_a_killed_run_resumes_to_the_result_of_one_that_was_not_stopped(tmp_path, when, count):
+def test_a_killed_run_resumes_to_the_result_of_one_that_was_not_stopped(
+    tmp_path, when, count, taught
+):
     regular = {"weight_noise": 0.05, "averaging": 0.9, "consistency": 1.0}
+    regular |= {"teacher": (teach(tmp_path),)} if taught else {}
     recipe = toy_recipe(tmp_path, save_every=5, warm_up=20, decay="cosine", **regular)
     recipe = replace(recipe, network=replace(recipe.network, num_layers=2, dropout=0.3))
     (tmp_path / "recipe.toml").write_text(recipe_toml(recipe))

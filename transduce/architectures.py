@@ -21,6 +21,7 @@ from transduce.decoding.options import SearchOptions
 from transduce.decoding.search import eval_mode, greedy_search, search_model
 from transduce.kernels.backends import Backend
 from transduce.lattice.consistency import lattice_symmetric_kl, symmetric_kl
+from transduce.lattice.distillation import distillation_losses
 from transduce.lattice.loss import transducer_loss
 from transduce.networks import PredictionNetwork, TranscriptionNetwork, check_lookahead
 from transduce.settings import check_at_least, check_at_most
@@ -65,18 +66,30 @@ class _Trainable(nn.Module):
         """
         raise NotImplementedError
 
-    def consistency_losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the mean loss of two views of each sequence and their divergence, both [B].
+    def training_losses(
+        self, batch: Batch, outputs: Outputs | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return -ln Pr(y|x) of each sequence and what training minimises, both [B].
+
+        They differ if the batch has targets: the second is then the distillation loss.
+        """
+        losses = self.losses(batch, outputs)
+        return losses, losses
+
+    def consistency_losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the means over two views of each sequence of both `training_losses`, and the
+        divergence between the views, all [B].
 
         The batch holds every sequence twice, [2 B]: first all first views, then all second ones,
         which masks and dropout make different. The divergence is the symmetric KL divergence
         between the output distributions of the two.
         """
         outputs = self._outputs(batch)
-        losses = self.losses(batch, outputs).view(2, -1).mean(0)
+        pair = self.training_losses(batch, outputs)
+        losses, minimised = (each.view(2, -1).mean(0) for each in pair)
         if losses.device.type == "cpu" and not losses.isfinite().all():
-            return losses, torch.zeros_like(losses)  # there is nothing to compare
-        return losses, self._divergence(outputs)
+            return losses, minimised, torch.zeros_like(losses)  # there is nothing to compare
+        return losses, minimised, self._divergence(outputs)
 
     def can_align(self, example: Example) -> bool:
         """Return whether some alignment of the example exists, so that its loss is finite."""
@@ -147,11 +160,25 @@ class Transducer(_Trainable):
     def losses(self, batch: Batch, outputs: Outputs | None = None) -> Tensor:
         """Return -ln Pr(y|x) of each sequence in nats, [B]; NaN where the network gives NaN."""
         lattice = outputs or self._outputs(batch)
-        if lattice[0].device.type == "cpu":
-            finite = _finite(lattice[0]) & _finite(lattice[1])
-            if not finite.all():  # NaN, as on a GPU, where `transducer_loss` would raise
-                return torch.where(finite, 0.0, torch.nan)
-        return transducer_loss(*lattice)
+        losses = _losses_if_not_finite(lattice)
+        return transducer_loss(*lattice) if losses is None else losses
+
+    def training_losses(
+        self, batch: Batch, outputs: Outputs | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return -ln Pr(y|x) of each sequence and what training minimises, both [B].
+
+        They differ if the batch has targets: the second is then the distillation loss, and the
+        first is without a gradient.
+        """
+        if batch.targets is None:
+            return super().training_losses(batch, outputs)
+        lattice = outputs or self._outputs(batch)
+        losses = _losses_if_not_finite(lattice)
+        if losses is not None:
+            return losses, losses
+        distilled, losses = distillation_losses(*(*lattice, batch.targets))
+        return losses, distilled
 
     def search(
         self, batch: Batch, options: SearchOptions, *, backend: Backend = "auto"
@@ -256,6 +283,17 @@ class NextLabelPredictor(_Trainable, PredictionNetwork):
 
     def _divergence(self, outputs: Outputs) -> Tensor:
         return symmetric_kl(*outputs)
+
+
+def _losses_if_not_finite(lattice: Outputs) -> Tensor | None:
+    """Return NaN for the items whose f or g is not finite and 0 for the rest, if there are any.
+
+    A loss on the CPU would raise; on a GPU it is NaN by itself, and this returns None.
+    """
+    if lattice[0].device.type != "cpu":
+        return None
+    finite = _finite(lattice[0]) & _finite(lattice[1])
+    return None if finite.all() else torch.where(finite, 0.0, torch.nan)
 
 
 def _finite(vectors: Tensor) -> Tensor:

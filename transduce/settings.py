@@ -153,6 +153,8 @@ def _convert(kind: Any, value: Any, name: str, folder: Path) -> Any:
         if value is None or value == "none":  # JSON and options write none so; TOML omits the key
             return None
         (kind,) = (part for part in get_args(kind) if part is not NoneType)
+    if get_origin(kind) is tuple:
+        return _convert_all(get_args(kind)[0], value, name, folder)
     if get_origin(kind) is Literal:
         for choice in get_args(kind):
             if value == choice or (isinstance(value, OptionText) and value == str(choice)):
@@ -172,6 +174,17 @@ def _convert(kind: Any, value: Any, name: str, folder: Path) -> Any:
     if kind is float and not abs(value) <= LARGEST_FLOAT:  # also NaN
         raise RecipeError(f"{name} must be a finite number in float32, not {value}")
     return value
+
+
+def _convert_all(kind: Any, value: Any, name: str, folder: Path) -> tuple[Any, ...]:
+    """Convert a list to a tuple of a setting's type; an option has commas between its items."""
+    if value == "none":
+        return ()
+    if isinstance(value, str):
+        value = [type(value)(item) for item in value.split(",")]
+    if not isinstance(value, list | tuple):
+        raise RecipeError(f"{name} must be a list, not {value}")
+    return tuple(_convert(kind, item, name, folder) for item in value)
 
 
 def _parse(kind: Any, text: OptionText) -> Any:
@@ -228,6 +241,8 @@ def _toml(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,6 +46,9 @@ class Batch:
     num_frames: Tensor  # [B]
     labels: Tensor  # [B, U]
     num_labels: Tensor  # [B]
+    # Of distillation, [B, U+1, K+1]: the distribution of what follows the first u labels, in the
+    # order in which the network reads them; null is the end.
+    targets: Tensor | None = None
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> Batch:
@@ -67,9 +70,10 @@ class Batch:
         return [repr(pair.name) for pair in self.pairs] or numbers
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return frames, num_frames, labels and num_labels."""
-        return self.frames, self.num_frames, self.labels, self.num_labels
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return frames, num_frames, labels, num_labels, and targets if there are any."""
+        tensors = (self.frames, self.num_frames, self.labels, self.num_labels)
+        return tensors if self.targets is None else (*tensors, self.targets)
 
     def to(self, device: torch.device | str) -> Batch:
         """Copy the tensors to a device."""
@@ -82,10 +86,10 @@ class Batch:
         return Batch(self.pairs * copies, *(torch.cat([t] * copies) for t in self.tensors))
 
     def reversed(self) -> Batch:
-        """Reverse the frames and the labels of each example in time."""
+        """Reverse the frames and the labels of each example in time; keep the targets."""
         frames = reverse_padded(self.frames, self.num_frames)
         labels = reverse_padded(self.labels, self.num_labels)
-        return Batch(self.pairs, frames, self.num_frames, labels, self.num_labels)
+        return replace(self, frames=frames, labels=labels)
 
     def __len__(self) -> int:
         return len(self.pairs)

@@ -55,6 +55,19 @@ def check_additive_shapes(
     _check_length_shapes(B, ("num_frames", num_frames), ("num_labels", num_labels))
 
 
+def check_targets_shape(targets: Tensor, prediction: Tensor) -> None:
+    """Raise ValueError unless the targets of a distillation fit the prediction."""
+    check_tensors(targets=targets)
+    if targets.shape != prediction.shape:
+        raise ValueError(
+            f"targets must be [B, U+1, K+1] = {list(prediction.shape)} as prediction, not "
+            f"{list(targets.shape)}"
+        )
+    if not targets.is_floating_point():
+        raise ValueError(f"targets must be floating-point, not {targets.dtype}")
+    _check_device("prediction", prediction, "targets", targets)
+
+
 def check_joint_shapes(
     logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, blank: int
 ) -> None:

@@ -20,6 +20,7 @@ import torch
 from lightning_fabric import Fabric
 from rich.console import Console
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from transduce.architectures import CTC, NextLabelPredictor, Transducer, build_network
 from transduce.data.batches import Batch, Batches, Example, NetworkSizes, predicted_bytes
@@ -58,6 +59,7 @@ from transduce.training.pretraining import (
 from transduce.training.progress import Progress
 from transduce.training.recipe import Recipe, TrainConfig, recipe_toml
 from transduce.training.regularisation import MovingAverage, spec_augment, weight_noise
+from transduce.training.teachers import load_teachers, teacher_targets
 
 METRICS_FILE = "metrics.jsonl"
 STATE = "the state of a run"
@@ -115,6 +117,10 @@ def fit(
             "train.consistency compares a network's outputs under two draws of dropout or masks, "
             "and there are none; set network.dropout, or train.consistency to 0"
         )
+    if config.teacher and recipe.network.network != "transducer":
+        raise TrainingError(
+            f"train.teacher is for a transducer, not {recipe.network.network}; leave it out"
+        )
     check_devices(config)
     processes = config.devices * config.machines
     fabric = Fabric(
@@ -158,6 +164,8 @@ class _Run:
         self.config = recipe.train
         self.copies = 2 if self.config.consistency else 1  # of each sequence in a step
         self.network = self._initial_network()
+        backwards = recipe.network.backwards
+        self.teachers = load_teachers(self.config.teacher, corpus.signature, backwards)
         training, validation = self._alignable(corpus.training), self._alignable(corpus.validation)
         limits = {"pooling": recipe.network.pooling, "max_cells": self.config.max_cells}
         sequences = self.config.max_sequences
@@ -171,6 +179,7 @@ class _Run:
         self.average = MovingAverage(self.weights, self.config.averaging)
         self.generator = torch.Generator(fabric.device)
         self.position = _Position()
+        self.targets: list[Tensor] = []  # of distillation, [U+1, K+1] for each training example
         self.metrics = b""
         self.tensorboard = self._tensorboard_writer()
 
@@ -190,6 +199,8 @@ class _Run:
                 f"the run is finished after epoch {self.position.epoch}; to go on, raise "
                 "train.max_epochs or train.patience"
             )
+        elif self.teachers:
+            self.targets = self._teacher_targets()
         while not self._finished():
             at = self.position
             order = self.batches.epoch(at.epoch)
@@ -214,7 +225,11 @@ class _Run:
         mine, share = list(ids[fabric.global_rank :: fabric.world_size]), 1.0
         if not mine:  # every process must take part; a sequence of weight 0 changes nothing
             mine, share = list(ids[:1]), 0.0
-        batch = next(self.batches.load([mine])).to(fabric.device)
+        batch = next(self.batches.load([mine]))
+        if self.targets:
+            targets = pad_sequence([self.targets[i] for i in mine], batch_first=True)
+            batch = replace(batch, targets=targets)
+        batch = batch.to(fabric.device)
         for group in self.optimiser.param_groups:
             group["lr"] = self._learning_rate(self.position, num_steps)
         # All processes draw the same weight noise, and different masks and dropout.
@@ -392,6 +407,18 @@ class _Run:
                 raise TrainingError(f"train.{name}, {path}: {error}") from None
         return network
 
+    def _teacher_targets(self) -> list[Tensor]:
+        """Return the targets of the training examples: the labels, and the teachers' share."""
+        examples, start = self.batches.examples, time.monotonic()
+        share, device = self.config.distillation, self.fabric.device
+        names = " and ".join(map(str, self.config.teacher))
+        self.progress.say(
+            f"computing the next labels that {names} would expect in {len(examples):,} sequences"
+        )
+        targets = teacher_targets(self.teachers, examples, share, device)
+        self.progress.say(f"computed them in {time.monotonic() - start:.0f} s")
+        return targets
+
     def _non_finite(self, batch: Batch, losses: Tensor) -> NonFiniteLoss:
         """Return the error that names the pairs whose losses are not finite."""
         bad = [
@@ -500,10 +527,9 @@ class _Objective(nn.Module):
         """Return the log-losses [B] and the objectives [B] of a batch's tensors."""
         batch = Batch((), *tensors)
         if not self.consistency:
-            losses = self.network.losses(batch)
-            return losses, losses
-        losses, divergence = self.network.consistency_losses(batch)
-        return losses, losses + self.consistency * divergence
+            return self.network.training_losses(batch)
+        losses, minimised, divergence = self.network.consistency_losses(batch)
+        return losses, minimised + self.consistency * divergence
 
 
 def step_seed(seed: int, step: int, purpose: str) -> int:

@@ -81,6 +81,10 @@ class TrainConfig:
     spec_augment: SpecAugment = field(default_factory=SpecAugment)  # of audio
     init_prediction: Path | None = None  # a run with the initial prediction network
     init_transcription: Path | None = None  # a run with the initial transcription network
+    # Distillation: transducers (runs, files or names of models that ship) whose expectations of the
+    # next label the network learns, and their share of the targets; the rest is the labels
+    teacher: tuple[Path, ...] = ()
+    distillation: float = 0.7
     seed: int = 0  # of initial weights, batches, noise, dropout and masks
     save_every: int | None = None  # steps between saved states; None: after each epoch
     # tf32: matrix products in TF32 on a GPU, also the LSTMs'; bf16-mixed: the output layers in
@@ -100,6 +104,8 @@ class TrainConfig:
             raise ValueError(f"learning_rate must be positive, not {self.learning_rate}")
         if not 0 <= self.averaging < 1:
             raise ValueError(f"averaging must be at least 0 and below 1, not {self.averaging}")
+        if not 0 <= self.distillation <= 1:
+            raise ValueError(f"distillation must be between 0 and 1, not {self.distillation}")
         if not 0 < self.initial_range < math.inf:
             raise ValueError(f"initial_range must be positive, not {self.initial_range}")
         if self.clip is not None and not self.clip > 0:
