@@ -24,6 +24,9 @@ from transduce.data.pairs import DataError
 from transduce.model.signature import Sampled, Signature, Source, Unknown
 from transduce.model.transcripts import Transcript
 
+# Threads that read sound: more of them wait for Python's lock (GIL) more than they decode.
+MOST_READERS = 6
+
 Read = TypeVar("Read", covariant=True)
 Group = TypeVar("Group")
 
@@ -84,7 +87,7 @@ class Reader:
         if self.signature.sources is not None:
             yield from (Part(self._read(source), 1.0, True) for source in sources)
             return
-        threads = torch.get_num_threads()
+        threads = min(MOST_READERS, torch.get_num_threads())
         with ThreadPoolExecutor(threads) as readers:
             for parts in read_ahead(readers, self._parts_of, sources, 2 * threads):
                 rest = 1.0
