@@ -189,16 +189,21 @@ import json, sys
 sys.path.insert(0, "benchmarks")
 import torch
 from measure import extra_megabytes
-from transduce import Transducer, transducer_loss
+from transduce import Transducer, distillation_loss, transducer_loss
 torch.set_num_threads(2)
 def step():
     f, g, num_frames = model(frames, lengths[0], labels)
-    transducer_loss(f, g, labels, num_frames, lengths[1]).sum().backward()
+    if distilled:
+        loss = distillation_loss(f, g, labels, num_frames, lengths[1], targets)
+    else:
+        loss = transducer_loss(f, g, labels, num_frames, lengths[1])
+    loss.sum().backward()
     model.zero_grad()
-for (B, T, U), options in json.loads(sys.argv[1]):
+for (B, T, U), options, distilled in json.loads(sys.argv[1]):
     model = Transducer(26, 39, **options)
     frames, labels = torch.randn(B, T, 26), torch.randint(1, 40, (B, U))
     lengths = torch.full((B,), T), torch.full((B,), U)
+    targets = torch.rand(B, U + 1, 40)
     print(extra_megabytes(step))
 """
 
@@ -207,15 +212,17 @@ for (B, T, U), options in json.loads(sys.argv[1]):
 def test_a_step_uses_the_predicted_memory(set_num_threads):
     set_num_threads(2)
     steps = [
-        ((32, 400, 60), {}),
-        ((8, 400, 50), dict(hidden_size=256, num_layers=3, dropout=0.2)),
-        ((8, 400, 50), dict(hidden_size=256, num_layers=3, pooling=2)),
-        ((8, 400, 50), dict(hidden_size=256, num_layers=3, bidirectional=False, lookahead=9)),
+        ((32, 400, 60), {}, False),
+        ((32, 400, 60), {}, True),
+        ((8, 400, 50), dict(hidden_size=256, num_layers=3, dropout=0.2), False),
+        ((8, 400, 50), dict(hidden_size=256, num_layers=3, pooling=2), False),
+        ((8, 400, 50), dict(hidden_size=256, num_layers=3, bidirectional=False, lookahead=9), True),
     ]
     command = [sys.executable, "-c", STEPS, json.dumps(steps)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    for (shape, options), measured in zip(steps, done.stdout.split(), strict=True):
-        predicted = predicted_bytes(shape, NetworkSizes(39, input_size=26, **options)) / 2**20
+    for (shape, options, distilled), measured in zip(steps, done.stdout.split(), strict=True):
+        sizes = NetworkSizes(39, input_size=26, **options)
+        predicted = predicted_bytes(shape, sizes, "cpu", distilled) / 2**20
         assert 0.75 < predicted / float(measured) < 1.25
 
 

@@ -47,6 +47,7 @@ from transduce import (
 from transduce.decoding import utterances
 from transduce.kernels.nvrtc import full_float32_matmul
 from transduce.lattice.consistency import lattice_symmetric_kl
+from transduce.lattice.distillation import distillation_losses
 from transduce.lattice.loss import lattice_loss
 from transduce.lattice.operators import additive_loss, arrow_loss, joint_loss
 from transduce.lstm.operators import lstm_layer
@@ -271,6 +272,22 @@ def test_the_symmetric_kl_of_two_lattices_is_that_of_the_cpu():
         found.append([x.cpu().double() for x in (apart, *gradients)])
     for ours, theirs in zip(*found, strict=True):
         assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_the_distillation_loss_is_that_of_the_cpu_and_does_not_wait_for_the_gpu():
+    batch = random_batch(*RAGGED, padding=1)
+    targets = torch.rand(batch.prediction.shape, dtype=torch.float64)
+    found = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        f, g = (x.to(device, dtype).requires_grad_() for x in batch[:2])
+        rest = [x.to(device) for x in (*batch[2:], targets)]
+        torch.cuda.set_sync_debug_mode("error")
+        loss, log_loss = distillation_losses(f, g, *rest)
+        gradients = torch.autograd.grad(loss.sum(), (f, g))
+        torch.cuda.set_sync_debug_mode("default")
+        found.append([x.detach().cpu().double() for x in (loss, log_loss, *gradients)])
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 # --- Given arrows -------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ ORDER = [
     *(
         "lattice.cpu.parts",
         "lattice.cpu.emissions",
+        "lattice.cpu.distillation",
         "lattice.cpu.arrows",
         "lattice.cpu.joint",
         "lattice.cpu",

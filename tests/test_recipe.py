@@ -83,6 +83,7 @@ def test_an_unknown_setting_is_named_with_the_nearest_right_one(tmp_path, wrong,
         ("data.features.window", "-1", "data.features.window must be positive, not -1.0"),
         ("data.source_notation.normal_form", "NFX", "must be NFC, NFD, NFKC or NFKD"),
         ("train.spec_augment", "1", "train.spec_augment is a section"),
+        ("train.distillation", "1.1", "train.distillation must be between 0 and 1, not 1.1"),
     ],
 )
 def test_a_setting_has_a_type_and_a_range(tmp_path, name, text, said):
@@ -90,6 +91,19 @@ def test_a_setting_has_a_type_and_a_range(tmp_path, name, text, said):
         recipe_of(tmp_path, **{name.replace(".", "__"): text})
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_list_of_paths_is_in_toml_or_between_commas(tmp_path):
+    written = recipe_of(tmp_path, '[train]\nteacher = ["a", "runs/b"]').train.teacher
+    assert written == (tmp_path / "a", tmp_path / "runs/b")
+    given = recipe_of(tmp_path, '[train]\nteacher = ["a"]', train__teacher="x,runs/y")
+    assert given.train.teacher == (Path.cwd() / "x", Path.cwd() / "runs/y")
+    (tmp_path / "again.toml").write_text(recipe_toml(given))
+    assert read_recipe(tmp_path / "again.toml") == given
+    none = recipe_of(tmp_path, '[train]\nteacher = ["a"]', train__teacher="none")
+    assert none.train.teacher == ()
+    with pytest.raises(RecipeError, match=r"train.teacher must be a list, not 3"):
+        recipe_of(tmp_path, "[train]\nteacher = 3")
 
 
 @pytest.mark.parametrize(

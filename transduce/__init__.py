@@ -21,6 +21,7 @@ from transduce.decoding import (
 )
 from transduce.decoding.ctc import ctc_beam_search, ctc_best_path, ctc_prefix_search
 from transduce.decoding.ensemble import Ensemble
+from transduce.lattice.distillation import distillation_loss, next_label_log_probs
 from transduce.lattice.loss import (
     Occupancies,
     RNNTLoss,
@@ -89,6 +90,7 @@ __all__ = [
     "ctc_best_path",
     "ctc_prefix_search",
     "delay_penalty",
+    "distillation_loss",
     "fastemit_loss",
     "forward_variables",
     "greedy_search",
@@ -100,6 +102,7 @@ __all__ = [
     "load",
     "log_likelihood",
     "log_occupancy",
+    "next_label_log_probs",
     "read_arpa",
     "remove_nulls",
     "rnnt_loss",

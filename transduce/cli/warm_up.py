@@ -26,6 +26,7 @@ from transduce.data.pairs import Notation
 from transduce.decoding import NGram
 from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.options import SearchOptions
+from transduce.lattice.distillation import distillation_loss
 from transduce.lattice.loss import (
     backward_variables,
     best_alignment,
@@ -154,6 +155,7 @@ def _losses() -> None:
                 found.append(rnnt_loss(log_probs, labels, *lengths, 0, 0.5, "sum", fused))
             arrows = (logits[..., 0], logits[:, :, :-1, 1])
             found.append(lattice_loss(*arrows, *lengths, reduction="sum"))
+            found.append(distillation_loss(f, g, labels, *lengths, torch.rand(g.shape)).sum())
             if gradients:
                 torch.autograd.backward(found)
 

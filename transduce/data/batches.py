@@ -204,12 +204,16 @@ class NetworkSizes:
 
 # The lattice has four float64 and two float32 arrays on the CPU, two and five on a GPU.
 BYTES_PER_CELL = 40
+# Distillation has two more float32 arrays on the CPU; on a GPU autograd keeps eleven float64 ones,
+# and the backward pass takes five.
+DISTILLED_BYTES_PER_CELL = {"cpu": 48, "cuda": 128}
 
 
 def predicted_bytes(
     shape: tuple[int, int, int],  # B, T, U, as `Batches.shape` gives them
     sizes: NetworkSizes,
     device: str = "cpu",
+    distilled: bool = False,
 ) -> int:
     """Return the peak memory of a transducer's training step in float32, without the weights.
 
@@ -237,4 +241,5 @@ def predicted_bytes(
     # On the CPU each thread holds one utterance's lattice; a GPU holds all at once.
     lattices = min(B, torch.get_num_threads()) if device == "cpu" else B
     cells = lattices * (pooled + U + 1) * (U + 1)
-    return 4 * B * (saved + passing + vectors) + BYTES_PER_CELL * cells
+    per_cell = DISTILLED_BYTES_PER_CELL[device] if distilled else BYTES_PER_CELL
+    return 4 * B * (saved + passing + vectors) + per_cell * cells

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from transduce.alphabet import NULL
+from transduce.kernels.backends import Backend, resolve
 from transduce.lattice.checks import check_additive_shapes, check_targets_shape
-from transduce.lattice.operators import wide
+from transduce.lattice.operators import distilled_loss, wide
 
 # The logarithm that stands for an impossible arrow: finite, so that differences of sums exist. A
 # sequence whose log-probability is below half of it is impossible.
 LEAST_LOG_ARROW = -1e7
-# The least ln p_u(k) of a label that does not follow in y; it has no gradient.
-LEAST_LOG_PROB = -1000.0
+# The least ln p_u(k) of what does not follow in y: finite, and without a gradient.
+LEAST_LOG_PROB = -1e5
 
 
 def next_label_log_probs(
@@ -48,15 +49,17 @@ def distillation_loss(
     num_frames: Tensor,  # [B]
     num_labels: Tensor,  # [B]
     targets: Tensor,  # [B, U+1, K+1], q, with the end in the place of null
+    *,
+    backend: Backend = "auto",
 ) -> Tensor:  # [B]
     """Return -Σ_u Σ_k q_u(k) ln p_u(k) of each utterance, differentiable in f and g.
 
     Padding is never read. The loss of half types is float32. A y that cannot be emitted has loss
-    inf and gradient 0.
+    inf and gradient 0. The backend `cpu` is compiled, `eager` is PyTorch's operations in float64,
+    on any device; `auto` is `cpu` on the CPU and `eager` elsewhere.
     """
-    return distillation_losses(transcription, prediction, labels, num_frames, num_labels, targets)[
-        0
-    ]
+    arguments = (transcription, prediction, labels, num_frames, num_labels, targets)
+    return distillation_losses(*arguments, backend=backend)[0]
 
 
 def distillation_losses(
@@ -66,11 +69,22 @@ def distillation_losses(
     num_frames: Tensor,
     num_labels: Tensor,
     targets: Tensor,
+    *,
+    backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Return `distillation_loss`, and -ln Pr(y|x) without a gradient, both [B]."""
     check_additive_shapes(transcription, prediction, labels, num_frames, num_labels)
     check_targets_shape(targets, prediction)
-    columns = _columns(transcription, prediction, labels, num_frames, num_labels)
+    if backend == "auto" and transcription.device.type != "cpu":
+        backend = "eager"
+    arguments = (transcription, prediction, labels, num_frames, num_labels)
+    if resolve(backend, transcription.device, ("eager", "cpu")) == "cpu":
+        wanted = torch.is_grad_enabled() and (
+            transcription.requires_grad or prediction.requires_grad
+        )
+        loss, log_loss, *_ = distilled_loss(*arguments, targets, wanted)
+        return loss, log_loss
+    columns = _columns(*arguments)
     q = targets.detach().double().masked_fill(~columns.inside[..., None], 0.0)
     loss = -(q * columns.log_probs).sum((1, 2))
     log_loss = -columns.log_likelihood.detach()
@@ -142,13 +156,12 @@ def _forward(log_null: Tensor, log_label: Tensor, inside: Tensor) -> tuple[Tenso
     """
     # C(t) of section 6: all outputs between the frame at which a column is entered and t are null.
     nulls = torch.nn.functional.pad(log_null.cumsum(2), (1, 0))[..., :-1].unbind(1)
-    log_alpha = [nulls[0]]
-    log_entered = [nulls[0].new_zeros(len(inside))]
+    columns = [nulls[0]]
     for before, label in zip(nulls[1:], log_label.unbind(1), strict=True):
-        entered = log_alpha[-1] + label
-        log_entered.append(entered.masked_fill(~inside, -torch.inf).logsumexp(1))
-        log_alpha.append(before + torch.logcumsumexp(entered - before, 1))
-    return torch.stack(log_alpha, 1), torch.stack(log_entered, 1)
+        columns.append(before + torch.logcumsumexp(columns[-1] + label - before, 1))
+    log_alpha = torch.stack(columns, 1)
+    entered = (log_alpha[:, :-1] + log_label).masked_fill(~inside[:, None], -torch.inf)
+    return log_alpha, torch.nn.functional.pad(entered.logsumexp(2), (1, 0))
 
 
 def _next(columns: Tensor) -> Tensor:

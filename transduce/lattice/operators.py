@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import transduce.lattice.reference as reference
 
 Three = tuple[Tensor, Tensor, Tensor]
+Results = tuple[Tensor, ...]  # the loss, and tensors without a gradient
 
 
 class LatticeBackend(Protocol):
@@ -164,7 +165,7 @@ def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any])
 class Operator:
     """A function whose first result is differentiable, to call, to trace and to compile.
 
-    forward(*inputs) returns the loss and two tensors; fake(*inputs) returns empty ones like them.
+    forward(*inputs) returns the loss and other tensors; fake(*inputs) returns empty ones like them.
     save(inputs, outputs) returns the tensors and the options that backward(upstream, *tensors,
     *options) needs to return the gradients with respect to the first inputs. is_plain(*options) is
     true where backward is nothing but PyTorch operations, so that even torch.func, which calls it
@@ -174,8 +175,8 @@ class Operator:
     def __init__(
         self,
         name: str,
-        forward: Callable[..., Three],
-        fake: Callable[..., Three],
+        forward: Callable[..., Results],
+        fake: Callable[..., Results],
         save: Callable[[Any, Any], tuple[tuple[Tensor, ...], tuple[Any, ...]]],
         backward: Callable[..., Any],
         fake_backward: Callable[..., Any],
@@ -212,7 +213,7 @@ class Operator:
 
         class Eager(torch.autograd.Function):
             @staticmethod
-            def forward(*inputs: Any) -> Three:
+            def forward(*inputs: Any) -> Results:
                 return forward(*inputs)
 
         class Direct(torch.autograd.Function):
@@ -231,7 +232,7 @@ class Operator:
         Eager.forward.__signature__ = inspect.signature(Eager.forward)  # type: ignore[attr-defined]
         self.eager, self.direct = Eager, Direct
 
-    def __call__(self, *inputs: Any) -> Three:
+    def __call__(self, *inputs: Any) -> Results:
         """Call the function: as an operator while tracing and for tensor subclasses."""
         if is_traced(inputs[0]):
             return self.operator(*inputs)  # type: ignore[no-any-return]
@@ -314,21 +315,37 @@ def _lattice_backward(
     return (null * factor).to(dtype), (label * factor).to(dtype)
 
 
+def _fake_gradients(
+    upstream: Tensor, first: Tensor, second: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(first, dtype=dtype), torch.empty_like(second, dtype=dtype)
+
+
 arrow_loss = Operator(
     "lattice_loss",
     _lattice_forward,
     _lattice_fake,
     lambda inputs, outputs: (outputs[1:], (inputs[0].dtype,)),
     _lattice_backward,
-    lambda upstream, null, label, dtype: (
-        torch.empty_like(null, dtype=dtype),
-        torch.empty_like(label, dtype=dtype),
-    ),
+    _fake_gradients,
     lambda dtype: True,
 )
 
 
 # --- The additive density -----------------------------------------------------------------------
+
+
+def _check_additive_values(
+    transcription: Tensor,
+    prediction: Tensor,
+    labels: Tensor,
+    num_frames: Tensor,
+    num_labels: Tensor,
+) -> None:
+    for b, T, U in _items(num_frames, num_labels):
+        check_numbers("transcription", b, transcription[b, :T])
+        check_numbers("prediction", b, prediction[b, : U + 1])
+        check_labels("labels", b, labels[b, :U], prediction.shape[2], NULL)
 
 
 def _additive_forward(
@@ -341,10 +358,7 @@ def _additive_forward(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     def check_values() -> None:
-        for b, T, U in _items(num_frames, num_labels):
-            check_numbers("transcription", b, transcription[b, :T])
-            check_numbers("prediction", b, prediction[b, : U + 1])
-            check_labels("labels", b, labels[b, :U], prediction.shape[2], NULL)
+        _check_additive_values(transcription, prediction, labels, num_frames, num_labels)
 
     if backend != "cuda":
         _check_all_lengths(num_frames, num_labels, transcription.shape[1], labels.shape[1])
@@ -400,6 +414,65 @@ additive_loss = Operator(
     ),
     lambda backend: backend == "cpu",
 )
+
+# --- Distillation ---
+
+
+def _distillation_forward(
+    transcription: Tensor,
+    prediction: Tensor,
+    labels: Tensor,
+    num_frames: Tensor,
+    num_labels: Tensor,
+    targets: Tensor,
+    with_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def check_values() -> None:
+        _check_additive_values(transcription, prediction, labels, num_frames, num_labels)
+        for b, _, U in _items(num_frames, num_labels):
+            check_numbers("targets", b, targets[b, : U + 1])
+
+    _check_all_lengths(num_frames, num_labels, transcription.shape[1], labels.shape[1])
+    (f, g), (y, T, U) = _widen(transcription, prediction), _int64(labels, num_frames, num_labels)
+    module = load("lattice", "cpu")
+    outputs = module.distillation_forward(f, g, y, T, U, targets.detach(), with_gradients)
+    _explain_nan(outputs[0], check_values)
+    return outputs  # type: ignore[no-any-return]
+
+
+def _distillation_fake(
+    transcription: Tensor,
+    prediction: Tensor,
+    labels: Tensor,
+    num_frames: Tensor,
+    num_labels: Tensor,
+    targets: Tensor,
+    with_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    f, g = _widen(transcription, prediction)
+    B = f.shape[0] if with_gradients else 0
+    grad_f, grad_g = (x.new_empty((B, *x.shape[1:])) for x in (f, g))
+    return f.new_empty(f.shape[0]), f.new_empty(f.shape[0]), grad_f, grad_g
+
+
+def _distillation_backward(
+    upstream: Tensor, grad_f: Tensor, grad_g: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    factor = upstream[:, None, None]
+    return (grad_f * factor).to(dtype), (grad_g * factor).to(dtype)
+
+
+# The CPU's; on other devices `distillation_losses` is plain PyTorch operations.
+distilled_loss = Operator(
+    "distillation_loss",
+    _distillation_forward,
+    _distillation_fake,
+    lambda inputs, outputs: (outputs[2:], (inputs[0].dtype,)),
+    _distillation_backward,
+    _fake_gradients,
+    lambda dtype: True,
+)
+
 
 # --- Any joint network --------------------------------------------------------------------------
 

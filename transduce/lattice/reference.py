@@ -85,6 +85,18 @@ def log_occupancy(log_null: Tensor, log_label: Tensor) -> Tensor:
     return given(log_alpha + log_beta, log_beta[0, 0])
 
 
+def next_label_log_probs(log_prob: Tensor, labels: Tensor) -> Tensor:
+    """Return ln Pr(k|y_1 ... y_u, x) of every prefix of y and label k, with the end in the place of
+    null, [U+1, K+1], from ln Pr(k|t,u) [T, U+1, K+1].
+
+    docs/derivations.md, section 6.
+    """
+    log_alpha = forward_variables(*transitions(log_prob, labels, null=0))
+    log_joint = (log_alpha[..., None] + log_prob).logsumexp(0)
+    log_end = log_alpha[-1] + log_prob[-1, :, 0]
+    return torch.cat((log_end[:, None], log_joint[:, 1:]), 1).log_softmax(1)
+
+
 def given(log_joint: Tensor, log_evidence: Tensor) -> Tensor:
     """Divide a joint probability by the evidence; given an impossible event, return -inf."""
     return torch.where(log_evidence == -torch.inf, -torch.inf, log_joint - log_evidence)

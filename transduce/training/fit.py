@@ -342,9 +342,9 @@ class _Run:
         )
         shapes = {self.batches.shape(ids) for ids in self.batches.epoch(0)}
         shared = [(self.copies * -(-B // world), T, U) for B, T, U in shapes]
-        device = self.fabric.device.type
-        largest = max(shared, key=lambda shape: predicted_bytes(shape, sizes, device))
-        needed = predicted_bytes(largest, sizes, device)
+        options = (sizes, self.fabric.device.type, bool(self.teachers))
+        largest = max(shared, key=lambda shape: predicted_bytes(shape, *options))
+        needed = predicted_bytes(largest, *options)
         B, T, U = largest
         check_memory(
             needed,

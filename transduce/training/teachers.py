@@ -124,14 +124,15 @@ def _load_teacher(path: Path, ours: Signature, backwards: bool) -> Teacher:
     if theirs.sources is not None and ours.sources is not None:
         sources = _ids(theirs.sources, ours.sources, "source symbol", where)
     elif theirs.sources is not ours.sources:
+        kinds = ("sound", "text") if theirs.sources is None else ("text", "sound")
         raise TrainingError(
-            f"{where}: one of text and sound is its input, and the other that of the network to "
-            "be trained; give a teacher of the same kind of input"
+            f"{where}: it reads {kinds[0]}, and the network to be trained {kinds[1]}; give a "
+            "teacher with the same kind of input"
         )
     elif theirs.features != ours.features or theirs.input_size != ours.input_size:
         raise TrainingError(
-            f"{where}: it has other features than data.features; set data.features to those in "
-            "its config.toml, or give a teacher trained on these"
+            f"{where}: it has other features; set data.features to those of its config.toml, or "
+            "give a teacher that was trained on these"
         )
     for symbol in theirs.targets.symbols:
         if symbol not in ours.targets.symbols:

@@ -7,6 +7,7 @@ from transduce.lattice.cpu.additive import (
     lattice_transitions,
 )
 from transduce.lattice.cpu.arrows import lattice_forward
+from transduce.lattice.cpu.distillation import distillation_forward
 from transduce.lattice.cpu.emissions import label_emissions
 from transduce.lattice.cpu.joint import joint_backward, joint_forward, joint_saved
 from transduce.lattice.cpu.parts import (
@@ -22,6 +23,7 @@ __all__ = [
     "additive_saved",
     "backward_variables",
     "best_alignment",
+    "distillation_forward",
     "forward_variables",
     "joint_backward",
     "joint_forward",

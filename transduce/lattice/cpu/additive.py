@@ -21,7 +21,7 @@ from transduce.lattice.cpu.diagonals import (
 from transduce.lattice.cpu.rows import count_bad, largest
 
 
-class _Batch(NamedTuple):
+class Batch(NamedTuple):
     f: np.ndarray  # [B, T, K+1]
     g: np.ndarray  # [B, U+1, K+1]
     labels: np.ndarray  # [B, U]
@@ -35,7 +35,7 @@ class _Results(NamedTuple):
     grad_g: np.ndarray  # [B, U+1, K+1], likewise
 
 
-class _Utterance(NamedTuple):
+class Utterance(NamedTuple):
     """One utterance's part of the batch, and of the arrays that all utterances of a share use."""
 
     f: np.ndarray  # [T, K+1]
@@ -48,6 +48,22 @@ class _Utterance(NamedTuple):
     top_g: np.ndarray  # [U+1]
     total: np.ndarray  # [T, whole vectors of U+1], Eq. 13's denominator over e^(top_f + top_g)
     log_total: np.ndarray  # likewise
+
+
+class Arrays(NamedTuple):
+    """Arrays for the largest utterance of a share, which all its utterances use in turn."""
+
+    exp_f: np.ndarray  # those of `Utterance`, whose first rows these are
+    exp_g: np.ndarray
+    exp_g_transposed: np.ndarray
+    top_f: np.ndarray
+    top_g: np.ndarray
+    total: np.ndarray
+    log_total: np.ndarray
+    log_null: np.ndarray  # of the skewed lattice, flat
+    log_label: np.ndarray
+    log_alpha: np.ndarray
+    log_beta: np.ndarray  # empty without gradients
 
 
 @compiled
@@ -89,7 +105,7 @@ def _log_total(f, g):
 
 
 @compiled
-def _transitions(one, log_null, log_label, step_t, step_u):
+def transitions(one, log_null, log_label, step_t, step_u):
     """Write ln ∅(t,u) and ln y(t,u) (Eqs. 12-15), and the sum of e^f e^g over k in `total`.
 
     Node (t, u) is at t step_t + u step_u of the flat arrays log_null and log_label. Where the sum
@@ -154,7 +170,7 @@ def _gradients(one, occupancy, by_label, grad_f, grad_g):
     step_t, step_u = skewed_steps(T, U)
     flat_occupancy, flat_label = occupancy.ravel(), by_label.ravel()
     passed, visits = np.empty(U + 1, f.dtype), np.zeros(U + 1)
-    # `total` becomes occupancy / total; it stays zero where _direct_gradients adds the node.
+    # `total` becomes occupancy / total; it stays zero where direct_gradients adds the node.
     for t in range(T):
         at = t * step_t + 1
         row = total[t]
@@ -185,18 +201,18 @@ def _gradients(one, occupancy, by_label, grad_f, grad_g):
         if u < U:
             row[labels[u]] -= one
     if num_direct > 0:
-        _direct_gradients(f, g, total, occupancy, grad_f, grad_g)
+        direct_gradients(f, g, total, occupancy, grad_f, grad_g)
 
 
 @compiled
-def _direct_gradients(f, g, total, occupancy, grad_f, grad_g):
+def direct_gradients(f, g, total, occupancy, grad_f, grad_g):
     """Add occupancy Pr(k|t,u) of the nodes whose total was computed term by term."""
     flat_occupancy = occupancy.ravel()
     step_t, step_u = skewed_steps(f.shape[0], g.shape[0] - 1)
     for t in range(f.shape[0]):
         for u in range(g.shape[0]):
             passed = cast_like(flat_occupancy[t * step_t + u * step_u + 1], f)
-            if total[t, u] == 0 and passed > 0:
+            if total[t, u] == 0 and passed != 0:
                 log_total = _log_total(f[t], g[u])
                 for k in range(f.shape[1]):
                     log_prob = np.float64(f[t, k]) + np.float64(g[u, k]) - log_total
@@ -206,56 +222,79 @@ def _direct_gradients(f, g, total, occupancy, grad_f, grad_g):
 
 
 @compiled
-def _additive(share, starts, all_items, batch, with_gradients, results):
-    """Compute a share of a batch's utterances, one after the other in one set of arrays."""
-    items = all_items[starts[share] : starts[share + 1]]
-    f, g, loss = batch.f, batch.g, results.loss
+def allocate(items, batch, with_gradients):
+    """Allocate the arrays for any of some items of a batch."""
+    f = batch.f
     lanes = VECTOR_BYTES // 4
     num_outputs = f.shape[2]
     max_T, max_U = 0, 0
-    largest_size = 0
+    size = 0
     for b in items:
         T, U = batch.num_frames[b], batch.num_labels[b]
         max_T, max_U = max(max_T, T), max(max_U, U)
         rows, columns = skewed_shape(T, U)
-        largest_size = max(largest_size, rows * columns)
+        size = max(size, rows * columns)
     padded = (max_U + lanes) // lanes * lanes  # whole vectors of u
     wide = (num_outputs + lanes - 1) // lanes * lanes  # whole vectors of k
-    exp_f, exp_g = np.zeros((max_T, wide), f.dtype), np.zeros((max_U + 1, wide), f.dtype)
-    exp_g_transposed = np.zeros((num_outputs, padded), f.dtype)
-    top_f, top_g = np.empty(max_T, f.dtype), np.empty(max_U + 1, f.dtype)
-    total, log_total = np.empty((max_T, padded), f.dtype), np.empty((max_T, padded), f.dtype)
-    all_null, all_label = np.empty(largest_size), np.empty(largest_size)
-    all_alpha = np.empty(largest_size)
-    all_beta = np.empty(largest_size if with_gradients else 0)
+    return Arrays(
+        np.zeros((max_T, wide), f.dtype),
+        np.zeros((max_U + 1, wide), f.dtype),
+        np.zeros((num_outputs, padded), f.dtype),
+        np.empty(max_T, f.dtype),
+        np.empty(max_U + 1, f.dtype),
+        np.empty((max_T, padded), f.dtype),
+        np.empty((max_T, padded), f.dtype),
+        np.empty(size),
+        np.empty(size),
+        np.empty(size),
+        np.empty(size if with_gradients else 0),
+    )
+
+
+@compiled
+def begin(arrays, f, g, labels):
+    """Compute the exponentials of an utterance; return it, and how many inputs are not valid."""
+    T, U, num_outputs = f.shape[0], labels.size, f.shape[1]
+    exp_g, transposed = arrays.exp_g, arrays.exp_g_transposed
+    num_bad = _exponentials(f, arrays.exp_f, arrays.top_f)
+    num_bad += _exponentials(g, exp_g, arrays.top_g)
+    for u in range(U):
+        num_bad += labels[u] < 1 or labels[u] >= num_outputs
+    for k in range(num_outputs):
+        for u in range(U + 1):
+            transposed[k, u] = exp_g[u, k]
+    one = Utterance(
+        f, g, labels, arrays.exp_f[:T], exp_g[: U + 1], transposed, arrays.top_f, arrays.top_g,
+        arrays.total[:T], arrays.log_total[:T],
+    )  # fmt: skip
+    return one, num_bad
+
+
+@compiled
+def _additive(share, starts, all_items, batch, with_gradients, results):
+    """Compute a share of a batch's utterances, one after the other in one set of arrays."""
+    items = all_items[starts[share] : starts[share + 1]]
+    f, g, loss = batch.f, batch.g, results.loss
+    arrays = allocate(items, batch, with_gradients)
     for b in items:
         T, U = batch.num_frames[b], batch.num_labels[b]
-        f_b, g_b, labels_b = f[b, :T], g[b, : U + 1], batch.labels[b, :U]
-        num_bad = _exponentials(f_b, exp_f, top_f) + _exponentials(g_b, exp_g, top_g)
-        for u in range(U):
-            num_bad += labels_b[u] < 1 or labels_b[u] >= num_outputs
+        one, num_bad = begin(arrays, f[b, :T], g[b, : U + 1], batch.labels[b, :U])
         if num_bad > 0:
             loss[b] = np.nan
             if with_gradients:
                 results.grad_f[b] = np.nan
                 results.grad_g[b] = np.nan
             continue
-        for k in range(num_outputs):
-            for u in range(U + 1):
-                exp_g_transposed[k, u] = exp_g[u, k]
         shape = skewed_shape(T, U)
         size = shape[0] * shape[1]
-        log_null, log_label = all_null[:size].reshape(shape), all_label[:size].reshape(shape)
-        log_alpha = all_alpha[:size].reshape(shape)
-        log_beta = all_beta[:size].reshape(shape) if with_gradients else log_alpha
-        one = _Utterance(
-            f_b, g_b, labels_b, exp_f[:T], exp_g[: U + 1], exp_g_transposed, top_f, top_g,
-            total[:T], log_total[:T],
-        )  # fmt: skip
+        log_null = arrays.log_null[:size].reshape(shape)
+        log_label = arrays.log_label[:size].reshape(shape)
+        log_alpha = arrays.log_alpha[:size].reshape(shape)
+        log_beta = arrays.log_beta[:size].reshape(shape) if with_gradients else log_alpha
         log_null[:] = IMPOSSIBLE
         log_label[:] = IMPOSSIBLE
         # Node (0, 0) is in column 1.
-        _transitions(one, log_null.ravel()[1:], log_label.ravel()[1:], *skewed_steps(T, U))
+        transitions(one, log_null.ravel()[1:], log_label.ravel()[1:], *skewed_steps(T, U))
         evidence = forward_backward(
             T, U, log_null, log_label, log_alpha, log_beta, with_gradients, f
         )
@@ -297,7 +336,7 @@ def additive_forward(
     loss = f.new_empty(len(f))
     grad_f, grad_g = additive_saved(f, g, with_gradients)
     T, U = num_frames.numpy(), num_labels.numpy()
-    batch = _Batch(f.numpy(), g.numpy(), labels.numpy(), T, U)
+    batch = Batch(f.numpy(), g.numpy(), labels.numpy(), T, U)
     results = _Results(loss.numpy(), grad_f.numpy(), grad_g.numpy())
     items, starts = shares_of(T * (U + 1), num_threads())
     _additive_shares(team(len(starts) - 1), (starts, items, batch, with_gradients, results))
@@ -339,8 +378,8 @@ def _one_lattice(f, g, labels, log_null, log_label):
     transposed[:, : U + 1] = exp_g[:, :num_outputs].T
     total, log_total = np.empty((T, padded), f.dtype), np.empty((T, padded), f.dtype)
     null, label = np.empty((T, U + 1)), np.empty((T, U + 1))
-    one = _Utterance(f, g, labels, exp_f, exp_g, transposed, top_f, top_g, total, log_total)
-    _transitions(one, null.ravel(), label.ravel(), U + 1, 1)
+    one = Utterance(f, g, labels, exp_f, exp_g, transposed, top_f, top_g, total, log_total)
+    transitions(one, null.ravel(), label.ravel(), U + 1, 1)
     for t in range(T):
         for u in range(U + 1):
             log_null[t, u] = null[t, u] if null[t, u] > NEVER else -np.inf

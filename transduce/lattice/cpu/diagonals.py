@@ -142,6 +142,34 @@ def flow(T, U, log_alpha, log_beta, log_label, evidence, like):
 
 
 @compiled
+def backward_flow(T, U, log_null, log_label, log_alpha, sigma, like):
+    """Pass what is in each node of `sigma` on to the nodes before it, skewed.
+
+    A node passes its sum to the two before it, in the ratio of the probabilities that the alignment
+    came from each. Add to sigma what arrives; overwrite the arrows with what they carry.
+    """
+    if T < U:  # columns along t, as in forward_backward
+        T, U, log_null, log_label = U, T, log_label, log_null
+    shares = np.empty(log_alpha.shape[1], like.dtype)
+    for n in range(T + U - 1, -1, -1):
+        first, last = _band(n, T, U)
+        alpha, sums = log_alpha[n, first + 1 : last + 1], sigma[n, first + 1 : last + 1]
+        null, label = log_null[n, first + 1 : last + 1], log_label[n, first + 1 : last + 1]
+        after, passed = log_alpha[n + 1, first + 1 : last + 2], sigma[n + 1, first + 1 : last + 2]
+        # The shares of the next nodes that came from the right; the others came from below.
+        for i in range(alpha.size):
+            right = alpha[i] + null[i]
+            shares[i] = cast_like(right - after[i] if right > NEVER else IMPOSSIBLE, like)
+        shares[alpha.size] = cast_like(IMPOSSIBLE, like)
+        for i in range(alpha.size + 1):
+            shares[i] = exp(shares[i])
+        for i in range(alpha.size):
+            null[i] = shares[i] * passed[i]
+            label[i] = (1 - shares[i + 1]) * passed[i + 1]
+            sums[i] += null[i] + label[i]
+
+
+@compiled
 def _skew(T, U, matrix, skewed):
     """Copy a matrix [T, columns] into a skewed array; replace -inf by IMPOSSIBLE."""
     skewed[:] = IMPOSSIBLE
