@@ -2,7 +2,8 @@
 
 `python benchmarks/stream.py [MODEL]`: a model by name or path; by default one of the sizes of the
 recipe streaming-transducer, with random weights, whose null is as probable as in speech. The same
-model runs in sherpa-onnx beside it, if that is installed.
+model runs in sherpa-onnx beside it, if that is installed, and a model that is given also with its
+weights in float32, in case they are held in int8.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from copy import deepcopy
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,6 +58,17 @@ def random_model(hidden_size: int | None = None) -> Model:
             low, high = (bias, high) if len(found.symbols) > 5 * LABELS_PER_SECOND else (low, bias)
         network.transcription_network.output.bias[0] += bias
     return model
+
+
+def in_float32(model: Model) -> Model:
+    """Return a copy with one weight of each matrix a bit off, so that a stream keeps float32."""
+    copy = Model(deepcopy(model.network), model.config, model.signature)
+    with torch.no_grad():
+        for name, weights in copy.network.named_parameters():
+            if name.endswith("weights"):
+                largest = weights.view(-1)[0].abs() + 1
+                weights.view(-1)[0] = torch.nextafter(weights.view(-1)[0], largest)
+    return copy
 
 
 def one_stream(model: Model, sound: torch.Tensor, width: int) -> tuple[float, float, float]:
@@ -107,6 +120,7 @@ def main() -> None:
     warnings.simplefilter("ignore")  # of searches by a network that has learnt nothing
     print(machine())
     named = {name: load(name) for name in sys.argv[1:]}
+    named |= {f"{name}, float32": in_float32(model) for name, model in named.items()}
     models = named or {"recipe's sizes": random_model(), "hidden_size 320": random_model(320)}
     one, many = [], []
     for name, model in models.items():
@@ -121,7 +135,7 @@ def main() -> None:
             share, middle, high = runs[1]
             row = [f"{100 * share:.1f} %", f"{middle:.2f}", f"{high:.2f}"]
             one.append([label, str(width), *row])
-        if find_spec("sherpa_onnx") and find_spec("onnx"):
+        if find_spec("sherpa_onnx") and find_spec("onnx") and not name.endswith("float32"):
             from transduce.export import export_onnx
 
             with TemporaryDirectory() as temporary:

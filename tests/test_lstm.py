@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transduce import PeepholeLSTM
 from transduce.kernels.backends import resolve
 from transduce.lstm import reference
+from transduce.lstm.cpu import PackedLSTM
 
 KERNELS = ["cpu"]  # test_gpu.py tests those of a GPU
 FAST = ["eager", *KERNELS]
@@ -557,3 +558,69 @@ def test_dropout_acts_on_embeddings_in_training_alone(backend):
 def test_a_negative_embedding_is_refused():
     with pytest.raises(ValueError, match="embedding_size must be at least 0, not -1"):
         PeepholeLSTM(4, 5, embedding_size=-1)
+
+
+# --- Packed layers ------------------------------------------------------------------------------
+
+
+def in_int8(lstm, scales):
+    """Set the matrices of an LSTM to int8 numbers times scales, with ±127 in each row."""
+    with torch.no_grad():
+        for layer in lstm.layers:
+            for matrix in (layer.input_weights, layer.hidden_weights):
+                integers = torch.randint(-127, 128, matrix.shape)
+                integers[..., 0] = 127
+                scale = 2.0 ** torch.randint(-12, -6, (*matrix.shape[:2], 1))
+                if scales == "any":
+                    scale = scale * (1 + torch.rand(scale.shape))
+                    scale = (127 * scale) / 127
+                matrix.copy_(integers * scale)
+    return lstm
+
+
+def packed_types(packed):
+    return [(str(layer.panels.dtype), str(layer.hidden.dtype)) for layer in packed.layers]
+
+
+def assert_packed_is_the_layer(lstm, B, N=9):
+    """Compare a `PackedLSTM` in two calls with the kernel of whole sequences; return it."""
+    packed = PackedLSTM(layer.weights() for layer in lstm.layers)
+    dtype = lstm.layers[0].biases.dtype
+    x = torch.randn(B, N, lstm.input_size, dtype=dtype)
+    lengths = torch.randint(5, N + 1, (B,))
+    whole, _ = lstm(x, lengths, backend="cpu")
+    zeros = torch.zeros(lstm.num_layers, B, lstm.hidden_size, dtype=dtype).numpy()
+    first, state = packed(
+        x[:, :4].contiguous().numpy(), torch.full((B,), 4).numpy(), (zeros, zeros)
+    )
+    second, _ = packed(x[:, 4:].contiguous().numpy(), (lengths - 4).numpy(), state)
+    found = torch.cat([torch.from_numpy(first), torch.from_numpy(second)], 1)
+    assert torch.equal(found, whole)
+    return packed
+
+
+@pytest.mark.parametrize("scales", ["powers of two", "any"])
+@pytest.mark.parametrize("H", [1, 5, 16, 33, 70])
+def test_packed_int8_weights_give_the_bits_of_float32(H, scales):
+    torch.manual_seed(H)
+    lstm = in_int8(PeepholeLSTM(300, H, 2), scales)
+    for B in (1, 2, 3, 7, 20):
+        packed = assert_packed_is_the_layer(lstm, B)
+        assert packed_types(packed) == [("int8", "int8")] * 2
+
+
+def test_each_matrix_of_another_form_stays_in_float32():
+    lstm = in_int8(PeepholeLSTM(12, 20, 2), "powers of two")
+    with torch.no_grad():
+        lstm.layers[0].hidden_weights[0, 3] = 0  # a row of zeros is int8 as well
+        lstm.layers[0].input_weights[0, 70, 4] += 1e-4
+        lstm.layers[1].hidden_weights[0, 0, 0] *= 1.001
+    packed = assert_packed_is_the_layer(lstm, 3)
+    assert packed_types(packed) == [("float32", "int8"), ("int8", "float32")]
+
+
+def test_random_weights_and_those_in_float64_stay_as_they_are():
+    lstm = PeepholeLSTM(12, 20, 2)
+    assert packed_types(assert_packed_is_the_layer(lstm, 2)) == [("float32", "float32")] * 2
+    lstm = in_int8(lstm, "powers of two").double()
+    assert packed_types(assert_packed_is_the_layer(lstm, 2)) == [("float64", "float64")] * 2

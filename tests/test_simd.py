@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numba import njit
 
-from transduce.kernels.simd import functions
+from transduce.kernels.simd import functions, int8
 from transduce.kernels.simd.options import CONTRACT, VECTOR_BYTES
-from transduce.kernels.simd.products import multiply, multiply_packed, pack
+from transduce.kernels.simd.products import GROUP, multiply, multiply_packed, pack
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 
 TYPES = [np.float32, np.float64]
@@ -174,7 +174,13 @@ def test_panels_hold_the_columns_side_by_side_and_zeros_after_them(depth, column
     matrix = random_matrix(depth, columns, dtype)
     packed = np.full(depth * num_columns, np.nan, dtype)
     pack(matrix, num_columns, packed)
-    unpacked = packed.reshape(-1, depth, lanes).transpose(1, 0, 2).reshape(depth, num_columns)
+    starts = range(0, num_columns, GROUP * lanes)
+    widths = [min(GROUP * lanes, num_columns - start) for start in starts]
+    groups = [
+        packed[start * depth :][: width * depth].reshape(depth, width)
+        for start, width in zip(starts, widths, strict=True)
+    ]
+    unpacked = np.concatenate(groups, 1)
     np.testing.assert_array_equal(unpacked[:, :columns], matrix)
     assert not unpacked[:, columns:].any()
 
@@ -197,6 +203,73 @@ def test_multiply_packed_is_the_product(rows, accumulate, dtype):
         alone = np.full((1, num_columns), 0.5, dtype)
         multiply_packed(a[rows - 1 :], 1, packed, num_columns, alone, accumulate)
         np.testing.assert_array_equal(alone[0], c[rows - 1])
+
+
+@pytest.mark.parametrize("rows", range(1, 21))
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_product_with_int8_is_that_with_the_float32_weights_to_the_bit(accumulate, rows):
+    generator = np.random.default_rng(rows)
+    for depth, num_vectors in [(1, 1), (33, 2), (300, 3), (64, 4), (20, 9)]:
+        num_columns = 16 * num_vectors
+        integers = generator.integers(-127, 128, (depth, num_columns)).astype(np.int8)
+        scales = generator.uniform(1e-4, 1, num_columns).astype(np.float32)
+        a = random_matrix(rows, depth, np.float32)
+        whole, found = np.full((2, rows, num_columns), 0.3, np.float32)
+        packed, small = (np.empty(integers.size, kind) for kind in (np.float32, np.int8))
+        pack(integers * scales, num_columns, packed)
+        pack(integers, num_columns, small)
+        multiply_packed(a, rows, packed, num_columns, whole, accumulate)
+        multiply_packed(a, rows, small, num_columns, found, accumulate, scales)
+        np.testing.assert_array_equal(found, whole)
+
+
+# --- int8 -------------------------------------------------------------------------------------
+
+
+def int8_weights(rows, columns, scales):
+    """Return int8 numbers, with ±127 in each row, and their products with the scales."""
+    generator = np.random.default_rng(1)
+    integers = generator.integers(-127, 128, (rows, columns)).astype(np.int8)
+    integers[np.arange(rows), generator.integers(0, columns, rows)] = 127
+    return integers, integers * scales[:, None]
+
+
+@pytest.mark.parametrize("powers_of_two", [False, True])
+def test_rows_that_are_int8_times_a_scale_are_found_to_the_bit(powers_of_two):
+    # The scales of a file: the largest weight of a row by 127.
+    scales = np.geomspace(1e-30, 1e30, 500).astype(np.float32) / np.float32(127)
+    if powers_of_two:
+        scales = np.exp2(np.arange(-100, 100)).astype(np.float32)
+    integers, weights = int8_weights(len(scales), 40, scales)
+    integers[3] = weights[3] = 0
+    found = int8.int8_rows(weights)
+    np.testing.assert_array_equal(found[0], integers)
+    np.testing.assert_array_equal(found[1][:3], scales[:3])
+    np.testing.assert_array_equal(found[0] * found[1][:, None], weights)
+
+
+def test_the_scale_of_every_mantissa_is_found_again():
+    largest = (np.arange(1 << 23, dtype=np.uint32) | 0x3F800000).view(np.float32)
+    scales = largest / np.float32(127)
+    np.testing.assert_array_equal(np.float32(127) * scales / np.float32(127), scales)
+
+
+@pytest.mark.parametrize("change", ["next", "-0", "nan", "inf", "-inf", "all infinite"])
+def test_one_weight_of_another_form_keeps_all_rows_in_float32(change):
+    scales = np.full(5, 0.01, np.float32)
+    integers, weights = int8_weights(5, 30, scales)
+    assert int8.int8_rows(weights) is not None
+    at = (2, int(np.argmin(np.abs(integers[2].astype(int) - 5))))
+    if change == "all infinite":
+        weights[2] = np.inf
+    else:
+        weights[at] = np.nextafter(weights[at], 9) if change == "next" else float(change)
+    assert int8.int8_rows(weights) is None
+
+
+def test_only_float32_is_held_in_int8():
+    assert int8.int8_rows(np.full((2, 3), 127.0)) is None
+    assert int8.int8_rows(np.full((2, 3), 127.0, np.float32)) is not None
 
 
 # --- Threads ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transduce import load
 from transduce.alphabet import Alphabet
 from transduce.architectures import NetworkConfig, build_network
 from transduce.audio.features import FeatureSettings, Statistics
@@ -90,6 +92,15 @@ def streamed(model, parts, **options):
     return stream.finish()
 
 
+def saved_in_int8(model):
+    """Return a model as it is after it was saved in int8 and loaded."""
+    with TemporaryDirectory() as folder:
+        return load(model.save_pretrained(folder, dtype=torch.int8))
+
+
+MODELS["int8"] = saved_in_int8(sound_model(lookahead=4, pooling=2))
+
+
 @pytest.mark.parametrize("kind", OPTIONS)
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=6, deadline=None)
@@ -98,6 +109,14 @@ def test_any_pieces_give_the_transcript_of_the_whole(name, kind, length, cuts):
     model, samples = MODELS[name], noise(length, length)
     options = {"with_timings": True} | OPTIONS[kind]
     assert streamed(model, pieces(samples, cuts), **options) == model(samples, **options)
+
+
+def test_the_weights_of_an_int8_file_stay_int8_in_streams():
+    network = MODELS["int8"].stream()._network
+    for layer in (*network.lower.layers, *network.upper.layers):
+        assert layer.panels.dtype == layer.hidden.dtype == np.int8
+    for layer in MODELS["lookahead"].stream()._network.lower.layers:
+        assert layer.hidden.dtype == np.float32
 
 
 def test_one_sample_at_a_time_gives_the_transcript_of_the_whole():

@@ -1,7 +1,8 @@
 """The transcription network in steps: the vectors f of an input that comes in pieces (Eqs. 9, 11).
 
 However an input is cut into pieces, and whatever other inputs are computed beside it, its vectors
-are bit for bit those of `TranscriptionNetwork.forward_one_by_one` on the CPU.
+are bit for bit those of `TranscriptionNetwork.forward_one_by_one` on the CPU. Between the kernels
+this is NumPy, whose operations on few numbers take a third of the time of PyTorch's.
 """
 
 from __future__ import annotations
@@ -10,24 +11,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.lstm.layer import PeepholeLSTM, State
-from transduce.networks import TranscriptionNetwork, average_frames, stack_frames
+from transduce.lstm.layer import PeepholeLSTM
+from transduce.networks import TranscriptionNetwork
 
 if TYPE_CHECKING:  # what needs Numba is imported when it is used
     from transduce.lstm.cpu import PackedLSTM
+
+State = tuple[np.ndarray, np.ndarray]  # h and s, each [layers, 1, H]
 
 
 @dataclass
 class TranscriptionState:
     """The state of a transcription network between two pieces of an input."""
 
-    waiting: Tensor  # [n, D], or ids [n]: frames whose lookahead is still to come
-    unpooled: Tensor  # [m, H], m < pooling: outputs of the first layer that are not averaged yet
-    lower: State  # h and s of the layers before pooling, [layers, 1, H]
-    upper: State | None  # and of those after it
+    waiting: np.ndarray  # [n, D], or ids [n]: frames whose lookahead is still to come
+    unpooled: np.ndarray  # [m, H], m < pooling: outputs of the first layer not averaged yet
+    lower: State  # of the layers before pooling
+    upper: State | None  # of those after it
 
 
 class PackedTranscription:
@@ -46,16 +50,13 @@ class PackedTranscription:
 
     def start(self, of_ids: bool) -> TranscriptionState:
         """Return the state before the first frame."""
-        shape = (0,) if of_ids else (0, self.input_size)
-        waiting = torch.empty(shape, dtype=torch.int64 if of_ids else torch.float32)
         return TranscriptionState(
-            waiting,
-            torch.empty(0, self.lower.hidden_size, dtype=self.lower.dtype),
+            np.empty(0, np.int64) if of_ids else np.empty((0, self.input_size), np.float32),
+            np.empty((0, self.lower.hidden_size), self.lower.dtype),
             _zeros(self.lower),
             None if self.upper is None else _zeros(self.upper),
         )
 
-    @torch.no_grad()
     def advance(
         self,
         states: Sequence[TranscriptionState],
@@ -67,7 +68,7 @@ class PackedTranscription:
         The last piece of an input gets all vectors that are left.
         """
         inputs = [
-            self._stacked(state, new, last)
+            self._stacked(state, new.numpy(), last)
             for state, new, last in zip(states, frames, is_last, strict=True)
         ]
         hidden = _run(self.lower, inputs, [state.lower for state in states])
@@ -83,59 +84,83 @@ class PackedTranscription:
             pooled = [outputs for outputs, _ in found]
             for state, (_, after) in zip(states, found, strict=True):
                 state.upper = after
-        f = self.output(torch.cat(pooled))
+        f = torch.from_numpy(self.output.rows(_joined(pooled)))
         return list(torch.split(f, [len(outputs) for outputs in pooled]))
 
-    def _stacked(self, state: TranscriptionState, new: Tensor, is_last: bool) -> Tensor:
-        """Return the input of the first layer at the frames whose lookahead is there."""
+    def _stacked(self, state: TranscriptionState, new: np.ndarray, is_last: bool) -> np.ndarray:
+        """Return the input of the first layer at the frames whose lookahead is there.
+
+        It is that of `networks.stack_frames`.
+        """
         if self.lookahead == 0:
             return new
-        frames = torch.cat([state.waiting, new])
-        ready = len(frames) if is_last else max(0, len(frames) - self.lookahead)
-        state.waiting = frames[ready:].clone()
-        if ready == 0:
-            return frames.new_empty(0, (1 + self.lookahead) * self.input_size)
-        return stack_frames(frames[None], torch.tensor([len(frames)]), self.lookahead)[0, :ready]
+        parts = [state.waiting, new]
+        if is_last:  # frames past the end count as zeros
+            parts.append(np.zeros((self.lookahead, self.input_size), new.dtype))
+        frames = np.concatenate(parts)
+        ready = max(0, len(frames) - self.lookahead)
+        state.waiting = frames[ready:].copy()
+        # A stacked frame is a frame and those after it as they lie in memory.
+        shape = (ready, (1 + self.lookahead) * self.input_size)
+        return np.ndarray(shape, frames.dtype, frames, 0, frames.strides)
 
-    def _pooled(self, state: TranscriptionState, outputs: Tensor, is_last: bool) -> Tensor:
-        """Return the averages of every `pooling` outputs; at the end also that of the rest."""
-        if self.pooling == 1:
+    def _pooled(self, state: TranscriptionState, outputs: np.ndarray, is_last: bool) -> np.ndarray:
+        """Return the averages of every `pooling` outputs; at the end also that of the rest.
+
+        They are those of `networks.average_frames`.
+        """
+        if (n := self.pooling) == 1:
             return outputs
-        outputs = torch.cat([state.unpooled, outputs])
-        whole = len(outputs) if is_last else len(outputs) // self.pooling * self.pooling
-        state.unpooled = outputs[whole:].clone()
-        if whole == 0:
-            return outputs[:0]
-        return average_frames(outputs[None, :whole], torch.tensor([whole]), self.pooling)[0][0]
+        outputs = np.concatenate([state.unpooled, outputs])
+        missing = -len(outputs) % n if is_last else 0
+        if missing:
+            outputs = np.concatenate(
+                [outputs, np.zeros((missing, outputs.shape[1]), outputs.dtype)]
+            )
+        whole = len(outputs) // n * n
+        state.unpooled = outputs[whole:].copy()
+        sums = outputs[:whole:n]
+        for i in range(1, n):  # in this order
+            sums = sums + outputs[i:whole:n]
+        averages: np.ndarray = sums / outputs.dtype.type(n)
+        if missing:
+            averages[-1] = sums[-1] / outputs.dtype.type(n - missing)
+        return averages
 
 
 def _packed(lstm: PeepholeLSTM) -> PackedLSTM:
     from transduce.lstm.cpu import PackedLSTM
 
-    return PackedLSTM(layer.weights() for layer in lstm.layers)  # type: ignore[operator]
+    with torch.no_grad():
+        return PackedLSTM(layer.weights() for layer in lstm.layers)  # type: ignore[operator]
 
 
 def _zeros(lstm: PackedLSTM) -> State:
-    zeros = torch.zeros(len(lstm.layers), 1, lstm.hidden_size, dtype=lstm.dtype)
+    zeros = np.zeros((len(lstm.layers), 1, lstm.hidden_size), lstm.dtype)
     return zeros, zeros
 
 
+def _joined(arrays: Sequence[np.ndarray], axis: int = 0) -> np.ndarray:
+    """Concatenate arrays; one alone needs no copy."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
+
+
 def _run(
-    lstm: PackedLSTM, inputs: Sequence[Tensor], states: Sequence[State]
-) -> list[tuple[Tensor, State]]:
+    lstm: PackedLSTM, inputs: Sequence[np.ndarray], states: Sequence[State]
+) -> list[tuple[np.ndarray, State]]:
     """Run an LSTM on several inputs at once; return the outputs and the state of each."""
     rows = [b for b, frames in enumerate(inputs) if len(frames)]
-    found = [(torch.empty(0, lstm.hidden_size, dtype=lstm.dtype), state) for state in states]
+    found = [(np.empty((0, lstm.hidden_size), lstm.dtype), state) for state in states]
     if not rows:
         return found
-    x = torch.nn.utils.rnn.pad_sequence([inputs[b] for b in rows], batch_first=True)
-    lengths = torch.tensor([len(inputs[b]) for b in rows])
-    before = (
-        torch.cat([states[b][0] for b in rows], 1),
-        torch.cat([states[b][1] for b in rows], 1),
-    )
+    lengths = np.array([len(inputs[b]) for b in rows])
+    first = inputs[rows[0]]
+    x = np.zeros((len(rows), lengths.max(), *first.shape[1:]), first.dtype)
+    for i, b in enumerate(rows):
+        x[i, : lengths[i]] = inputs[b]
+    before = (_joined([states[b][0] for b in rows], 1), _joined([states[b][1] for b in rows], 1))
     outputs, (h, s) = lstm(x, lengths, before)
     for i, b in enumerate(rows):
-        after = (h[:, i : i + 1].clone(), s[:, i : i + 1].clone())
-        found[b] = outputs[i, : len(inputs[b])], after
+        after = (h[:, i : i + 1].copy(), s[:, i : i + 1].copy())
+        found[b] = outputs[i, : lengths[i]], after
     return found

@@ -50,7 +50,7 @@ class FrameStream:
             used = len(new) * settings.shift_samples
             self._skipped += max(0, used - len(wave))
             wave = wave[used:].clone()
-            self._static = torch.cat([self._static, new])
+            self._static = torch.cat([self._static, new]) if len(self._static) else new
         self._samples = wave
         return self.statistics.normalise(self._with_deltas(is_last))
 
@@ -80,6 +80,9 @@ class FrameStream:
         number = len(static) - behind - (0 if is_last else reach)
         if number <= 0:
             return static.new_empty(0, settings.size)
+        if reach == 0:  # there are no deltas
+            self._static = static[:0]
+            return static
         frames = append_deltas(static[None], torch.tensor([len(static)]), settings)[0]
         forgotten = max(0, behind + number - reach)
         self._static = static[forgotten:].clone()

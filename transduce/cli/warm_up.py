@@ -39,6 +39,7 @@ from transduce.lattice.loss import (
 )
 from transduce.model.model import Model
 from transduce.model.signature import Signature
+from transduce.model.tensors import dequantise, quantise
 
 LABELS, SIZE = 4, 6  # of the networks; any do, because kernels do not depend on sizes
 
@@ -136,7 +137,11 @@ def _stream() -> None:
         Alphabet("abcd"), Notation("characters", None), features=features, statistics=statistics
     )
     model = Model(build_network(config, LABELS, LABELS).eval(), config, signature)
-    for options in ({"beam_width": 1, "with_timings": False}, {"beam_width": 2}):
+    greedy = {"beam_width": 1, "with_timings": False}
+    for in_int8, options in ((False, greedy), (False, {"beam_width": 2}), (True, greedy)):
+        if in_int8:  # the weights of models that were saved in it have kernels of their own
+            for name, weights in model.network.state_dict().items():
+                weights.copy_(dequantise(name, quantise(name, weights, torch.int8)))
         stream = model.stream(**options)  # type: ignore[arg-type]
         stream.accept(torch.rand(16_000))
         stream.finish()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from transduce.kernels.simd.functions import sigmoid, tanh
+from transduce.kernels.simd.int8 import int8_rows
 from transduce.kernels.simd.options import VECTOR_BYTES, compiled
 from transduce.kernels.simd.products import DEPTH, multiply, multiply_packed, noinline, pack
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
@@ -27,6 +28,7 @@ LANES = VECTOR_BYTES // 4  # float32 numbers of a vector; every gate is padded t
 # Rows, of several sequences and steps, of one product. More rows use each weight more often while
 # it is in registers; fewer leave the block's operands in the second-level cache.
 BLOCK = 128
+NO_IDS = np.empty((0, 0), np.int64)
 
 
 class Shares(NamedTuple):
@@ -55,15 +57,19 @@ class LayerWeights(NamedTuple):
 
 
 class PackedLayer(NamedTuple):
-    """A layer's weights in the kernel's layout; each gate's columns are padded to `wide`.
+    """The weights of one direction in the kernel's layout.
 
-    No directions mean that each share packs the weights for itself.
+    Each gate's columns are padded to `wide`. Packed weights are int8, with a scale for each column,
+    where that is exact.
     """
 
-    inputs: np.ndarray  # [D, I, 4 wide]; a layer above the first, whose input is no ids, has none
-    panels: np.ndarray  # [D, I x 4 wide], the same, packed DEPTH rows at a time
-    hidden: np.ndarray  # [D, 4 wide x H], packed
-    biases: np.ndarray  # [D, 4 wide]
+    inputs: np.ndarray  # [I, 4 wide]; a layer above the first, whose input is no ids, has none
+    panels: np.ndarray  # [I x 4 wide], the same, packed DEPTH rows at a time
+    panel_scales: np.ndarray | None  # [4 wide]
+    hidden: np.ndarray  # [H x 4 wide], packed
+    hidden_scales: np.ndarray | None  # [4 wide]
+    biases: np.ndarray  # [4 wide]
+    peepholes: np.ndarray  # [3, H]
 
 
 class State(NamedTuple):
@@ -114,14 +120,12 @@ def forward(
     output = torch.empty(B, N, D * H, dtype=dtype)
     last_h, last_s = torch.empty(D, B, H, dtype=dtype), torch.empty(D, B, H, dtype=dtype)
     shares = _shares(lengths.numpy().tobytes(), D, num_threads())
-    weights = LayerWeights(*_arrays(dtype, input_weights, hidden_weights, peepholes, biases))
-    _forward_shares(
+    _pack_and_forward_shares(
         team(len(shares.directions)),
         (
             shares,
             _sequences(x, lengths, dtype),
-            weights,
-            _empty_layer(0, 0, H, weights.biases.dtype),
+            LayerWeights(*_arrays(dtype, input_weights, hidden_weights, peepholes, biases)),
             State(*_arrays(dtype, h, s)),
             Kept(gates.numpy(), states.numpy()),
             output.numpy(),
@@ -140,55 +144,61 @@ class PackedLSTM:
     """
 
     def __init__(self, layers: Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]) -> None:
-        self.layers: list[tuple[LayerWeights, PackedLayer]] = []
-        for inputs, hidden, peepholes, biases in layers:
-            self.dtype = torch.promote_types(biases.dtype, torch.float32)
-            weights = LayerWeights(*_arrays(self.dtype, inputs, hidden, peepholes, biases))
-            D, _, H = weights.peepholes.shape
-            packed = _empty_layer(D, inputs.shape[2], H, weights.biases.dtype)
-            for d in range(D):
-                _pack_direction(d, weights, packed.inputs[d], packed.hidden[d], packed.biases[d])
-                _pack_inputs(packed.inputs[d], packed.panels[d])
-            if self.layers:
-                packed = packed._replace(inputs=packed.inputs[:, :0].copy())
-            small = np.empty((D, 0, 0), weights.biases.dtype)
-            peephole = weights.peepholes.copy()
-            self.layers.append((LayerWeights(small, small, peephole, weights.biases), packed))
-        self.hidden_size = H
+        self.layers: list[PackedLayer] = []
+        for weights in layers:
+            dtype = torch.promote_types(weights[3].dtype, torch.float32)
+            inputs, hidden, peepholes, biases = (x[0] for x in _arrays(dtype, *weights))
+            columns = gate_columns(inputs)
+            packed = PackedLayer(
+                columns[:0] if self.layers else columns,
+                *_packed(inputs, DEPTH),
+                *_packed(hidden, hidden.shape[1]),
+                gate_columns(biases[:, None])[0],
+                peepholes.copy(),
+            )
+            self.layers.append(packed)
+        self.hidden_size, self.dtype = peepholes.shape[1], peepholes.dtype
 
     def __call__(
-        self, x: Tensor, lengths: Tensor, state: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self, x: np.ndarray, lengths: np.ndarray, state: tuple[np.ndarray, np.ndarray]
+    ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
         """Return the outputs [B, N, H] of x [B, N, I], or ids [B, N], and the next state.
 
         h and s of the state are [num_layers, B, H].
         """
-        last_h, last_s = torch.empty_like(state[0]), torch.empty_like(state[1])
-        shares = _shares(lengths.numpy().tobytes(), 1, 1)
-        for i, (weights, packed) in enumerate(self.layers):
-            output = torch.empty(*x.shape[:2], self.hidden_size, dtype=self.dtype)
-            kept = np.empty((len(x), 0, 1, 0), weights.biases.dtype)
+        (B, N), number = x.shape[:2], self.dtype
+        last_h, last_s = np.empty_like(state[0]), np.empty_like(state[1])
+        shares, alone = _shares(lengths.tobytes(), 1, 1), team(1)
+        none = np.empty((B, 0, 1, 0), number)
+        sequences = Sequences(lengths, none[0], x)
+        if x.ndim == 3:
+            sequences = Sequences(lengths, x.astype(number, copy=False), NO_IDS)
+        for i, layer in enumerate(self.layers):
+            output = np.empty((B, N, self.hidden_size), number)
+            before = State(state[0][i : i + 1], state[1][i : i + 1])
+            after = State(last_h[i : i + 1], last_s[i : i + 1])
             _forward_shares(
-                team(1),
-                (
-                    *(shares, _sequences(x, lengths, self.dtype), weights, packed),
-                    State(state[0][i : i + 1].numpy(), state[1][i : i + 1].numpy()),
-                    *(Kept(kept, kept), output.numpy()),
-                    State(last_h[i : i + 1].numpy(), last_s[i : i + 1].numpy()),
-                ),
+                alone, (shares, sequences, layer, before, Kept(none, none), output, after)
             )
-            x = output
-        return x, (last_h, last_s)
+            sequences = Sequences(lengths, output, NO_IDS)
+        return output, (last_h, last_s)
 
 
-def _empty_layer(D: int, num_inputs: int, H: int, dtype: np.dtype) -> PackedLayer:
-    wide = -(-H // LANES) * LANES
-    return PackedLayer(
-        np.zeros((D, num_inputs, 4 * wide), dtype),
-        np.empty((D, num_inputs * 4 * wide), dtype),
-        np.empty((D, 4 * wide * H), dtype),
-        np.zeros((D, 4 * wide), dtype),
-    )
+def gate_columns(rows: np.ndarray) -> np.ndarray:
+    """Return the rows [4 H, N] of four gates as columns [N, 4 wide], padded with zeros."""
+    H = len(rows) // 4
+    columns = np.zeros((rows.shape[1], 4, -(-H // LANES) * LANES), rows.dtype)
+    columns[:, :, :H] = rows.reshape(4, H, -1).transpose(2, 0, 1)
+    return columns.reshape(len(columns), -1)
+
+
+def _packed(rows: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Pack rows [4 H, N], `depth` columns at a time: in int8, with scales, where that is exact."""
+    found = int8_rows(rows)
+    columns = gate_columns(rows if found is None else found[0])
+    packed = np.empty(columns.size, columns.dtype)
+    _pack_columns(columns, depth, packed)
+    return packed, None if found is None else gate_columns(found[1][:, None])[0]
 
 
 def backward(
@@ -283,7 +293,9 @@ def _frame(d, n, length):
 
 
 @compiled
-def _project(d, steps, rows, sequences, input_weights, panels, biases, vectors, projected):
+def _project(
+    d, steps, rows, sequences, input_weights, panels, panel_scales, biases, vectors, projected
+):  # fmt: skip
     """Compute the inputs' part of the four sums, biases included, for all rows of some steps.
 
     `input_weights` is [I, columns], of one direction; `panels` are the same, packed, or empty.
@@ -312,7 +324,7 @@ def _project(d, steps, rows, sequences, input_weights, panels, biases, vectors, 
         for k in range(0, vectors.shape[1], DEPTH):
             part = vectors[:size, k : k + DEPTH]
             panel = panels[k * columns : (k + part.shape[1]) * columns]
-            multiply_packed(part, size, panel, columns, projected[:size], True)
+            multiply_packed(part, size, panel, columns, projected[:size], True, panel_scales)
 
 
 @compiled
@@ -344,44 +356,41 @@ def step(H, wide, sums, peepholes, h, s, gates):
 
 
 @compiled
-def _pack_direction(d, weights, inputs, hidden, biases):
-    """Write the weights of a direction to [I, 4 wide], [4 wide x H] and [4 wide]."""
-    H, wide = weights.peepholes.shape[2], biases.size // 4
+def _pack_direction(d, weights):
+    """Return the weights of a direction as a `PackedLayer`."""
+    H, num_inputs = weights.peepholes.shape[2], weights.inputs.shape[2]
+    wide, dtype = (H + LANES - 1) // LANES * LANES, weights.biases.dtype
+    inputs, hidden = np.zeros((num_inputs, 4 * wide), dtype), np.zeros((H, 4 * wide), dtype)
+    panels, biases = np.empty(H * 4 * wide, dtype), np.zeros(4 * wide, dtype)
     for gate in range(4):
         here, there = slice(gate * H, (gate + 1) * H), slice(gate * wide, gate * wide + H)
         inputs[:, there] = weights.inputs[d, here].T
+        hidden[:, there] = weights.hidden[d, here].T
         biases[there] = weights.biases[d, here]
-        pack(weights.hidden[d, here].T, wide, hidden[gate * wide * H : (gate + 1) * wide * H])
+    pack(hidden, 4 * wide, panels)
+    none = np.empty(0, dtype)
+    return PackedLayer(inputs, none, None, panels, None, biases, weights.peepholes[d])
 
 
 @compiled
-def _pack_inputs(inputs, panels):
-    """Pack [I, 4 wide] for `_project`."""
-    columns = inputs.shape[1]
-    for k in range(0, inputs.shape[0], DEPTH):
-        part = inputs[k : k + DEPTH]
-        pack(part, columns, panels[k * columns : (k + part.shape[0]) * columns])
+def _pack_columns(columns, depth, packed):
+    """Pack [N, 4 wide], `depth` rows at a time."""
+    width = columns.shape[1]
+    for k in range(0, columns.shape[0], depth):
+        part = columns[k : k + depth]
+        pack(part, width, packed[k * width : (k + part.shape[0]) * width])
 
 
 @compiled
-def _forward(share, shares, sequences, weights, layer, first, kept, output, last):
+def _forward(share, shares, sequences, layer, first, kept, output, last):
     """Compute Eqs. 4-8 for one share; the second direction starts at each sequence's last frame.
 
     Gates and states are kept if `kept` has frames.
     """
     d, rows = shares.directions[share], shares.rows[shares.starts[share] : shares.starts[share + 1]]
-    lengths, H = sequences.lengths, weights.peepholes.shape[2]
-    wide, dtype = (H + LANES - 1) // LANES * LANES, output.dtype
-    # Each gate's columns are padded to whole vectors.
-    if layer.biases.shape[0] > 0:
-        input_weights, packed, biases = layer.inputs[d], layer.hidden[d], layer.biases[d]
-        panels = layer.panels[d]
-        num_inputs = panels.size // biases.size
-    else:
-        input_weights = np.zeros((weights.inputs.shape[2], 4 * wide), dtype)
-        panels, num_inputs = np.empty(0, dtype), weights.inputs.shape[2]
-        packed, biases = np.empty(4 * wide * H, dtype), np.zeros(4 * wide, dtype)
-        _pack_direction(d, weights, input_weights, packed, biases)
+    lengths, H = sequences.lengths, layer.peepholes.shape[1]
+    wide, dtype = layer.biases.size // 4, output.dtype
+    num_inputs = max(layer.inputs.shape[0], layer.panels.size // layer.biases.size)
     h, s = np.empty((rows.size, H), dtype), np.empty((rows.size, H), dtype)
     num_steps = max(1, min(BLOCK // rows.size, lengths[rows[0]]))
     sums = np.empty((num_steps * rows.size, 4 * wide), dtype)
@@ -396,15 +405,20 @@ def _forward(share, shares, sequences, weights, layer, first, kept, output, last
             num_rows -= 1
         if n % num_steps == 0:
             steps = (n, min(n + num_steps, lengths[rows[0]]))
-            _project(d, steps, rows, sequences, input_weights, panels, biases, vectors, sums)
+            _project(
+                d, steps, rows, sequences, layer.inputs, layer.panels, layer.panel_scales,
+                layer.biases, vectors, sums,
+            )  # fmt: skip
         start = n % num_steps * rows.size
-        multiply_packed(h, num_rows, packed, 4 * wide, sums[start:], True)
+        multiply_packed(
+            h, num_rows, layer.hidden, 4 * wide, sums[start:], True, layer.hidden_scales
+        )
         for r in range(num_rows):
             b = rows[r]
             t = _frame(d, n, lengths[b])
             if keep:
                 gates = kept.gates[b, t, d]
-            step(H, wide, sums[start + r], weights.peepholes[d], h[r], s[r], gates)
+            step(H, wide, sums[start + r], layer.peepholes, h[r], s[r], gates)
             if keep:
                 kept.states[b, t, d] = s[r]
             output[b, t, d * H : (d + 1) * H] = h[r]
@@ -424,6 +438,21 @@ _share_forward = sharing(_forward)
 @compiled
 def _forward_shares(team, arguments):
     _share_forward(team, arguments)
+
+
+@compiled
+def _pack_and_forward(share, shares, sequences, weights, first, kept, output, last):
+    """Pack the weights of a share's direction, and compute Eqs. 4-8."""
+    layer = _pack_direction(shares.directions[share], weights)
+    _forward(share, shares, sequences, layer, first, kept, output, last)
+
+
+_share_pack_and_forward = sharing(_pack_and_forward)
+
+
+@compiled
+def _pack_and_forward_shares(team, arguments):
+    _share_pack_and_forward(team, arguments)
 
 
 @compiled

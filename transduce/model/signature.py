@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -82,9 +83,9 @@ def check_samples(samples: Tensor) -> None:
     """Raise a DataError for samples [N] that are no sound in [-1, 1]."""
     if len(samples) == 0:
         raise DataError("there are no samples; give a sound")
-    if not samples.isfinite().all():
+    if not isfinite(largest := loudest(samples)):
         raise DataError("the samples have NaN or an infinite number; record or convert it again")
-    if (largest := loudest(samples)) > LOUDEST:
+    if largest > LOUDEST:
         raise DataError(
             f"the samples reach {largest:g}, where floating-point samples are in [-1, 1]; divide "
             "them by their scale, or give int16"

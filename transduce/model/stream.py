@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from transduce.architectures import Transducer
+from transduce.audio.cache import loudest
 from transduce.audio.stream import FrameStream
 from transduce.audio.windows import LONGEST
 from transduce.data.pairs import DataError, Recording
@@ -297,7 +298,7 @@ class Stream:
         """Return the frames that a piece completes, normalised, or its ids."""
         signature = self.model.signature
         if self._frames is not None:
-            self._loudest = max(self._loudest, float(piece.abs().max()) if len(piece) else 0.0)
+            self._loudest = max(self._loudest, loudest(piece))
             return self._frames.accept(piece, is_last=is_last)
         if signature.statistics is not None:
             return signature.statistics.normalise(piece)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transduce.kernels.simd.options import compiled
 from transduce.kernels.simd.products import multiply_packed, pack
-from transduce.lstm.cpu import LANES, step
+from transduce.lstm.cpu import LANES, gate_columns, step
 from transduce.networks import PredictionNetwork
 
 BLOCK = 48  # rows stepped at once: reuse of the weights against sums that fit the cache
@@ -57,15 +57,12 @@ def packed_weights(network: PredictionNetwork) -> PackedWeights:
     for i, layer in enumerate(layers):
         inputs, hidden, peepholes, biases = (array(w)[0] for w in layer.weights())
         weights.peepholes[i] = peepholes
-        for gate in range(4):
-            here, there = slice(gate * H, (gate + 1) * H), slice(gate * wide, gate * wide + H)
-            panels = slice(gate * wide * H, (gate + 1) * wide * H)
-            weights.biases[i, there] = biases[here]
-            pack(hidden[here].T, wide, weights.hidden[i, panels])
-            if i == 0:
-                weights.inputs[1:, there] = inputs[here].T
-            else:
-                pack(inputs[here].T, wide, weights.below[i, panels])
+        weights.biases[i] = gate_columns(biases[:, None])[0]
+        pack(gate_columns(hidden), 4 * wide, weights.hidden[i])
+        if i == 0:
+            weights.inputs[1:] = gate_columns(inputs)
+        else:
+            pack(gate_columns(inputs), 4 * wide, weights.below[i])
     pack(array(network.output.weight).T, weights.output_biases.size, weights.output)
     weights.output_biases[: network.output.out_features] = array(network.output.bias)
     return weights

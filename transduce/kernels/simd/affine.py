@@ -28,9 +28,13 @@ class PackedAffine:
     def __call__(self, x: Tensor) -> Tensor:
         """Return W x + b of the rows of x [..., I]."""
         rows = x.detach().to(self.dtype).reshape(-1, x.shape[-1]).contiguous()
-        result = torch.empty(len(rows), self.size, dtype=self.dtype)
-        _affine(rows.numpy(), self.packed, self.biases, result.numpy())
-        return result.view(*x.shape[:-1], self.size)
+        return torch.from_numpy(self.rows(rows.numpy())).view(*x.shape[:-1], self.size)
+
+    def rows(self, x: np.ndarray) -> np.ndarray:
+        """Return W x + b of contiguous rows [R, I] of the layer's type."""
+        result = np.empty((len(x), self.size), x.dtype)
+        _affine(x, self.packed, self.biases, result)
+        return result
 
 
 @compiled

@@ -1,7 +1,8 @@
 """Matrix products whose sums stay in registers: a tile of LLVM vector instructions.
 
 The private kernels take addresses instead of arrays, so that one compilation serves views of all
-strides. `like` is any array of the numbers' type; strides count numbers, not bytes.
+strides. `like` is any array of the numbers' type, `stored` of the type that b is stored in: the
+same, or int8. Strides count numbers, not bytes.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
+from llvmlite import binding, ir
+from numba import config, types
 from numba.core import cgutils
 
 from transduce.kernels.simd.options import VECTOR_BYTES, compiled, intrinsic
@@ -21,6 +22,11 @@ MAX_ROWS = 6
 # Terms of one pass over a sum: more passes read and write the sums more often, but a panel of
 # DEPTH x 64 bytes = 16 KiB stays in the first-level cache.
 DEPTH = 256
+# Vectors of b that lie side by side in packed memory, so that a tile of so many reads them in turn.
+GROUP = 4
+# AVX-512 has registers for the sums of MAX_ROWS x GROUP vectors, which read less than narrow tiles.
+_FEATURES = getattr(config, "CPU_FEATURES", None) or binding.get_host_cpu_features().flatten()
+HAS_WIDE_TILES = "+avx512f" in _FEATURES
 
 
 @intrinsic
@@ -67,20 +73,26 @@ def _tile(rows: int, columns: int) -> Any:
 
     The tile is `rows` rows of a times `columns` vectors of b. Row r of a at depth k is at offset
     r * a_row + k * a_depth; vector j of b at depth k begins at j * b_column + k * b_depth; the
-    results of row r are contiguous from r * c_row.
+    results of row r are contiguous from r * c_row. Where b is int8, each of its numbers is
+    converted and multiplied by its column's scale in registers. That rounds to the float32 number
+    of which b was made, so that the results are the same to the bit.
     """
 
     @intrinsic
     def tile(
-        typing_context, like, a, a_row, a_depth, b, b_column, b_depth, depth, c, c_row, accumulate
+        typing_context, like, stored, a, a_row, a_depth, b, b_column, b_depth, scales, depth,
+        c, c_row, accumulate,
     ):  # fmt: skip
-        signature = types.void(like, *[types.intp] * 9, types.boolean)
+        signature = types.void(like, stored, *[types.intp] * 10, types.boolean)
 
         def codegen(context, builder, signature, args):
             number = context.get_data_type(like.dtype)
             size = context.get_abi_sizeof(number)  # also the alignment, as rows begin anywhere
             lanes = VECTOR_BYTES // size
             vector = ir.VectorType(number, lanes)
+            is_int8 = stored.dtype == types.int8
+            stored_number = context.get_data_type(stored.dtype)
+            stored_vector = ir.VectorType(stored_number, lanes)
             fma_type = ir.FunctionType(vector, [vector] * 3)
             fma_name = f"llvm.fma.v{lanes}f{8 * size}"
             fma = cgutils.get_or_insert_function(builder.module, fma_type, fma_name)
@@ -90,7 +102,9 @@ def _tile(rows: int, columns: int) -> Any:
 
             def at(address, steps, stride, kind):
                 """Return a pointer to the number or vector `steps` strides after `address`."""
-                numbers = builder.mul(builder.mul(steps, stride), count(size))
+                of = kind.element if isinstance(kind, ir.VectorType) else kind
+                bytes_each = count(context.get_abi_sizeof(of))
+                numbers = builder.mul(builder.mul(steps, stride), bytes_each)
                 return builder.inttoptr(builder.add(address, numbers), kind.as_pointer())
 
             def splat(x):
@@ -99,12 +113,29 @@ def _tile(rows: int, columns: int) -> Any:
                 one = builder.insert_element(undefined, x, ir.Constant(ir.IntType(32), 0))
                 return builder.shuffle_vector(one, undefined, mask)
 
-            def offset(address, steps, stride):
-                return builder.ptrtoint(at(address, count(steps), stride, number), address.type)
+            def offset(address, steps, stride, kind):
+                return builder.ptrtoint(at(address, count(steps), stride, kind), address.type)
 
-            _, a, a_row, a_depth, b, b_column, b_depth, depth, c, c_row, accumulate = args
-            a_rows = [offset(a, r, a_row) for r in range(rows)]
-            b_columns = [offset(b, j, b_column) for j in range(columns)]
+            def weight(address, step, scale):
+                """Return a vector of b as numbers."""
+                pointer = at(address, step, b_depth, stored_vector)
+                if not is_int8:
+                    return builder.load(pointer, align=size)
+                wide = ir.VectorType(ir.IntType(8 * size), lanes)
+                integers = builder.sext(builder.load(pointer, align=1), wide)
+                return builder.fmul(builder.sitofp(integers, vector), scale)
+
+            _, _, a, a_row, a_depth, b, b_column, b_depth, scales, depth, c, c_row, accumulate = (
+                args
+            )
+            a_rows = [offset(a, r, a_row, number) for r in range(rows)]
+            b_columns = [offset(b, j, b_column, stored_number) for j in range(columns)]
+            b_scales = [
+                builder.load(at(scales, count(j), count(lanes), vector), align=size)
+                if is_int8
+                else None
+                for j in range(columns)
+            ]
             # LLVM keeps these in registers, because their addresses do not escape.
             zero = ir.Constant(vector, [0.0] * lanes)
             sums = [
@@ -115,15 +146,15 @@ def _tile(rows: int, columns: int) -> Any:
                     builder.store(zero, cell)
             with cgutils.for_range(builder, depth) as loop:
                 weights = [
-                    builder.load(at(column, loop.index, b_depth, vector), align=size)
-                    for column in b_columns
+                    weight(column, loop.index, scale)
+                    for column, scale in zip(b_columns, b_scales, strict=True)
                 ]
                 for row, cells in zip(a_rows, sums, strict=True):
                     x = splat(builder.load(at(row, loop.index, a_depth, number)))
-                    for weight, cell in zip(weights, cells, strict=True):
-                        builder.store(builder.call(fma, [x, weight, builder.load(cell)]), cell)
+                    for w, cell in zip(weights, cells, strict=True):
+                        builder.store(builder.call(fma, [x, w, builder.load(cell)]), cell)
             for r, cells in enumerate(sums):
-                row = offset(c, r, c_row)
+                row = offset(c, r, c_row, number)
                 for j, cell in enumerate(cells):
                     pointer = at(row, count(j), count(lanes), vector)
                     with builder.if_else(accumulate) as (then, otherwise):
@@ -141,82 +172,118 @@ def _tile(rows: int, columns: int) -> Any:
 
 
 _tile_1, _tile_2, _tile_3, _tile_4, _tile_5, _tile_6 = (_tile(rows, 1) for rows in range(1, 7))
-_tile_1_by_4, _tile_2_by_2 = _tile(1, 4), _tile(2, 2)
+_tile_1_by_2, _tile_2_by_2 = _tile(1, 2), _tile(2, 2)
+_tile_1_by_4, _tile_2_by_4, _tile_3_by_4, _tile_4_by_4, _tile_5_by_4, _tile_6_by_4 = (
+    _tile(rows, 4) for rows in range(1, 7)
+)
 
 
 @compiled
-def _rows_by_vector(like, rows, a, a_row, a_depth, b, b_depth, depth, c, c_row, accumulate):
-    """Multiply up to MAX_ROWS rows of a by one vector's width of b."""
+def _rows_by_vector(rows, operands):
+    """Multiply up to MAX_ROWS rows of a by one vector of b."""
     noinline()
     if rows == 6:
-        _tile_6(like, a, a_row, a_depth, b, 0, b_depth, depth, c, c_row, accumulate)
+        _tile_6(*operands)
     elif rows == 5:
-        _tile_5(like, a, a_row, a_depth, b, 0, b_depth, depth, c, c_row, accumulate)
+        _tile_5(*operands)
     elif rows == 4:
-        _tile_4(like, a, a_row, a_depth, b, 0, b_depth, depth, c, c_row, accumulate)
+        _tile_4(*operands)
     elif rows == 3:
-        _tile_3(like, a, a_row, a_depth, b, 0, b_depth, depth, c, c_row, accumulate)
+        _tile_3(*operands)
     elif rows == 2:
-        _tile_2(like, a, a_row, a_depth, b, 0, b_depth, depth, c, c_row, accumulate)
+        _tile_2(*operands)
     elif rows == 1:
-        _tile_1(like, a, a_row, a_depth, b, 0, b_depth, depth, c, c_row, accumulate)
+        _tile_1(*operands)
+
+
+@compiled
+def _rows_by_group(rows, operands):
+    """Multiply up to MAX_ROWS rows of a by GROUP vectors of b."""
+    noinline()
+    if rows == 6:
+        _tile_6_by_4(*operands)
+    elif rows == 5:
+        _tile_5_by_4(*operands)
+    elif rows == 4:
+        _tile_4_by_4(*operands)
+    elif rows == 3:
+        _tile_3_by_4(*operands)
+    elif rows == 2:
+        _tile_2_by_4(*operands)
+    elif rows == 1:
+        _tile_1_by_4(*operands)
 
 
 @compiled
 def pack(matrix, num_columns, packed):
-    """Copy a matrix [depth, columns] into panels [num_columns / lanes, depth, lanes].
+    """Copy a matrix [depth, columns] into groups [depth, GROUP, lanes], the last of fewer vectors.
 
-    `num_columns` is a multiple of `lanes`; columns past those of the matrix become zero.
+    `num_columns` is a multiple of the lanes; columns past those of the matrix become zero. The
+    matrix has the numbers of the product, or int8 in place of float32.
     """
     depth, columns = matrix.shape
-    lanes = VECTOR_BYTES // matrix.itemsize
+    lanes = VECTOR_BYTES // max(matrix.itemsize, 4)
     packed[:] = 0
-    for j in range(0, columns, lanes):
+    for first in range(0, columns, GROUP * lanes):
+        wide = min(GROUP * lanes, num_columns - first)
         for k in range(depth):
-            at = j * depth + k * lanes
-            for column in range(min(lanes, columns - j)):
-                packed[at + column] = matrix[k, j + column]
+            at = first * depth + k * wide
+            for column in range(min(wide, columns - first)):
+                packed[at + column] = matrix[k, first + column]
 
 
 @compiled
-def multiply_packed(a, rows, packed, num_columns, c, accumulate):
+def multiply_packed(a, rows, packed, num_columns, c, accumulate, scales=None):
     """Compute c[:rows] = a[:rows] b, or +=, for few rows and a packed b, which is read once.
 
-    Rows of a and c are contiguous. One row alone is bound by the loads of b, so it takes four
-    vectors at once.
+    Rows of a and c are contiguous. One row alone is bound by the loads of b, so it takes a whole
+    group of vectors at once. If b was packed from int8, `scales` [num_columns] are those of its
+    columns.
     """
     noinline()
     depth, size = a.shape[1], a.itemsize
     a_row = a.strides[0] // size
     lanes = VECTOR_BYTES // size
-    num_panels, panel = num_columns // lanes, depth * lanes
-    like = np.empty(0, a.dtype)
-    row = 0
-    while row < rows:
-        left = rows - row
-        tall = min(left, MAX_ROWS)
-        if MAX_ROWS < left < 2 * MAX_ROWS:
-            tall = (left + 1) // 2  # 7 as 4 + 3: one row alone is the slowest
-        wide = 4 if tall == 1 else 2 if tall == 2 else 1
-        a_at = _address(a) + row * a_row * size
-        j = 0
-        while j < num_panels:
-            b_at = _address(packed) + j * panel * size
-            c_at = _address(c) + (row * num_columns + j * lanes) * size
-            if wide == 4 and j + 4 <= num_panels:
-                _tile_1_by_4(like, a_at, a_row, 1, b_at, panel, lanes, depth, c_at, 0, accumulate)
-                j += 4
-            elif wide == 2 and j + 2 <= num_panels:
-                _tile_2_by_2(
-                    like, a_at, a_row, 1, b_at, panel, lanes, depth, c_at, num_columns, accumulate
-                )
-                j += 2
-            else:
-                _rows_by_vector(
-                    like, tall, a_at, a_row, 1, b_at, lanes, depth, c_at, num_columns, accumulate
-                )
-                j += 1
-        row += tall
+    num_vectors = num_columns // lanes
+    like, stored = np.empty(0, a.dtype), np.empty(0, packed.dtype)
+    scales_at, most = 0, MAX_ROWS
+    if scales is not None:
+        scales_at = _address(scales)
+        if not HAS_WIDE_TILES:
+            most -= 1  # for the registers of the scales
+    for first in range(0, num_vectors, GROUP):
+        # All rows take a group before the next one, while it is in the cache.
+        group = min(GROUP, num_vectors - first)
+        b_depth = group * lanes
+        row = 0
+        while row < rows:
+            left = rows - row
+            tall = min(left, most)
+            if most < left < 2 * most:
+                tall = (left + 1) // 2  # 7 as 4 + 3: one row alone is the slowest
+            a_at = _address(a) + row * a_row * size
+            j = 0
+            while j < group:
+                b_at = _address(packed) + (first * depth + j) * lanes * packed.itemsize
+                s_at = scales_at + (first + j) * lanes * size
+                c_at = _address(c) + (row * num_columns + (first + j) * lanes) * size
+                operands = (
+                    like, stored, a_at, a_row, 1, b_at, lanes, b_depth, s_at, depth,
+                    c_at, num_columns, accumulate,
+                )  # fmt: skip
+                if group == GROUP and (HAS_WIDE_TILES or (tall == 1 and scales is None)):
+                    _rows_by_group(tall, operands)
+                    j += GROUP
+                elif tall == 1 and j + 2 <= group:  # with scales, four would fill the registers
+                    _tile_1_by_2(*operands)
+                    j += 2
+                elif tall == 2 and j + 2 <= group:
+                    _tile_2_by_2(*operands)
+                    j += 2
+                else:
+                    _rows_by_vector(tall, operands)
+                    j += 1
+            row += tall
 
 
 @compiled
@@ -244,14 +311,11 @@ def _multiply(
         for row in range(0, rows, MAX_ROWS):
             tall = min(MAX_ROWS, rows - row)
             a_at, c_at = a + row * a_row * size, c + (row * c_row + j) * size
+            of_tile = (like, like, a_at, a_row, a_depth, b_at, 0, b_depth, 0, depth)
             if whole:
-                _rows_by_vector(
-                    like, tall, a_at, a_row, a_depth, b_at, b_depth, depth, c_at, c_row, accumulate
-                )
+                _rows_by_vector(tall, (*of_tile, c_at, c_row, accumulate))
                 continue
-            _rows_by_vector(
-                like, tall, a_at, a_row, a_depth, b_at, b_depth, depth, _address(edge), lanes, False
-            )
+            _rows_by_vector(tall, (*of_tile, _address(edge), lanes, False))
             for r in range(tall):
                 for column in range(width):
                     value, place = edge[r * lanes + column], c_at + (r * c_row + column) * size

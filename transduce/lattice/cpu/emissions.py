@@ -2,7 +2,7 @@
 
 The backward pass keeps β, and the probability of the best alignment from each node on, in the first
 row of every strip; the forward pass computes them again, strip by strip, beside α. So no array has
-T x U numbers, the result is exact, and each arrow is asked for twice.
+T x U numbers, the result is exact, and each arrow but those of the first strip is asked for twice.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def label_emissions(
         return log_null, log_label, beta[: R + 1], best[: R + 1]
 
     for i in reversed(range(len(firsts))):
-        *_, beta_rows, best_rows = strip(i)
-        log_beta[i], log_best[i] = beta_rows[0], best_rows[0]
+        rows = strip(i)
+        log_beta[i], log_best[i] = rows[2][0], rows[3][0]
     evidence = log_beta[0, 0]
     if evidence <= NEVER:
         return None
@@ -126,7 +126,7 @@ def label_emissions(
     place = np.zeros(1, np.int64)
     progress = _Progress(entering, emitted, place, frame, start, end, confidence)
     for i, first in enumerate(firsts):
-        log_null, log_label, beta_rows, best_rows = strip(i)
-        _forward(first, log_null, log_label, beta_rows, best_rows, evidence, tail, progress)
+        rows = strip(i) if i else rows  # the first strip was the last to be computed
+        _forward(first, *rows, evidence, tail, progress)
     within = np.minimum(end, T - 1), np.minimum(confidence, 1.0)
     return frame.tolist(), start.tolist(), within[0].tolist(), within[1].tolist()
