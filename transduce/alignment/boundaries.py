@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from transduce.model.transcripts import Span, Transcript
 class Heard:
     """A stretch of sound as a model hears it. Times count from its start, in seconds."""
 
-    samples: Tensor  # [N], at the model's rate
+    read: Callable[[], Tensor]  # returns the samples [N], at the model's rate
     vectors: Tensor  # [T, K+1], f
     seconds: float
 

@@ -18,9 +18,11 @@ from transduce.decoding.options import SearchOptions
 from transduce.model.model import Model, load
 from transduce.model.signature import DASHES
 
-GUESSES = 3  # pronunciations of a word that is not in the dictionary: more variants against time
+GUESSES = 8  # pronunciations of a word that is not in the dictionary: more variants against time
 BEAM_WIDTH = 10  # of the search for them
-APOSTROPHES = "\N{RIGHT SINGLE QUOTATION MARK}\N{LEFT SINGLE QUOTATION MARK}`´"
+APOSTROPHES = (
+    "\N{RIGHT SINGLE QUOTATION MARK}\N{LEFT SINGLE QUOTATION MARK}\N{GRAVE ACCENT}\N{ACUTE ACCENT}"
+)
 
 
 @dataclass(frozen=True)
