@@ -24,6 +24,7 @@ SUPPORT, NEIGHBOURS = 0.55, 3
 # Fewer words without support, one after the other, stay with their neighbours, because each of them
 # can be told from what was heard; more of them are left out.
 FEW_WORDS = 4
+MORE_WORDS = 12  # that stay, if as many phones were heard: words found against words forced
 # Phones that were heard between two words: if there are more, the sound between is left out.
 FEW_PHONES = 15
 # Vectors of a stretch that is cut further, if it can be: memory and time against cuts in speech.
@@ -111,7 +112,7 @@ def _islands(match: _Match) -> list[tuple[int, int]]:
     anchors = np.nonzero(match.supported() & own)[0].tolist()
     islands = list[tuple[int, int]]()
     for word in anchors:
-        if islands and word - islands[-1][1] <= FEW_WORDS:
+        if islands and _belong_together(match, islands[-1][1], word):
             islands[-1] = islands[-1][0], word + 1
         else:
             islands.append((word, word + 1))
@@ -121,6 +122,19 @@ def _islands(match: _Match) -> list[tuple[int, int]]:
     if islands and len(own) - islands[-1][1] <= FEW_WORDS:
         islands[-1] = islands[-1][0], len(own)
     return islands
+
+
+def _belong_together(match: _Match, first: int, last: int) -> bool:
+    """Return whether words first to last-1, between two islands, stay with them.
+
+    A few do; and more do, if about as many phones were heard between the islands as they have.
+    """
+    if last - first <= FEW_WORDS:
+        return True
+    before, after = match.heard_in(first - 1, first), match.heard_in(last, last + 1)
+    assert before is not None and after is not None
+    heard, written = after[0] - before[1] - 1, int(match.starts[last] - match.starts[first])
+    return last - first <= MORE_WORDS and written <= 2 * heard <= 4 * written
 
 
 def _split_at_other_sound(match: _Match, island: tuple[int, int]) -> Iterator[tuple[int, int]]:
