@@ -48,7 +48,11 @@ from transduce.lstm.layer import PeepholeLSTM
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transduce.alignment.result import Alignment
     from transduce.model.model import Model
+    from transduce.model.signature import Source
 
 __version__ = "0.1.0"
 
@@ -62,6 +66,22 @@ def load(*models: str | Path) -> Model:
     from transduce.model import model
 
     return model.load(*models)
+
+
+def align(
+    model: Model,
+    sound: Source,
+    *,
+    text: str | None = None,
+    phones: str | Sequence[str] | None = None,
+) -> Alignment:
+    """Return when each word and phone of a text, or of phones, is said in a sound.
+
+    transduce.align(transduce.load("english-phone-recogniser"), "hello.wav", text="hello world")
+    """
+    from transduce.alignment import align
+
+    return align.align(model, sound, text=text, phones=phones)
 
 
 __all__ = [
@@ -83,6 +103,7 @@ __all__ = [
     "Transducer",
     "TransducerLoss",
     "additive_transitions",
+    "align",
     "backward_variables",
     "beam_search",
     "best_alignment",

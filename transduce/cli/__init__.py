@@ -6,6 +6,7 @@ from collections.abc import Callable
 import cyclopts
 
 import transduce
+from transduce.cli.align import align
 from transduce.cli.evaluate import evaluate
 from transduce.cli.explore import explore
 from transduce.cli.export import export
@@ -18,6 +19,7 @@ from transduce.cli.transcribe import phonemize, recognize, transcribe
 from transduce.cli.warm_up import warm_up
 
 __all__ = [
+    "align",
     "app",
     "demo",
     "evaluate",
@@ -43,7 +45,7 @@ app = cyclopts.App(
 )
 # --help lists the commands in this order, which is also that of the README.
 COMMANDS: list[Callable[..., None]] = [
-    *(demo, phonemize, recognize, listen, serve, export),
+    *(demo, phonemize, recognize, align, listen, serve, export),
     *(recipes, train, evaluate, transcribe, table),
     *(plot, explore, warm_up),
 ]

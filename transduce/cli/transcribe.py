@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +18,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from transduce.cli.outputs import OutputFolder
 from transduce.cli.runs import Device, load_runs, runs_and_files
 from transduce.cli.search import SearchFlags
 from transduce.cli.terminal import progress_bar, user_errors
@@ -33,6 +33,7 @@ from transduce.model.signature import EmptyInput, Signature
 from transduce.model.transcripts import Transcript, json_lines
 
 Form = Annotated[Literal["txt", "json", "textgrid"], Parameter(name="--format")]
+SUFFIXES = {"txt": ".txt", "json": ".json", "textgrid": ".TextGrid"}
 
 Sound = Annotated[Path, Parameter(allow_leading_hyphen=True)]  # "-" is standard input
 # Sound that `recognize` doubts. The quietest of 781 recordings of speech reached 0.011; speech at a
@@ -270,7 +271,7 @@ def _results(
     """
     for batch in batches:
         files = write.claim(batch)
-        finished = [write.resume and file is not None and file.is_file() for file in files]
+        finished = [write.folder.is_finished(file) for file in files]
         rest = [one for one, done in zip(batch, finished, strict=True) if not done]
         found = model.transcribe(rest, options, at_once=at_once, progress=advance)
         advance(len(batch) - len(rest))
@@ -285,6 +286,11 @@ def _results(
 
 def _pair(source: Pair | Example) -> Pair:
     return source.pair if isinstance(source, Example) else source
+
+
+def _file_name(pair: Pair) -> str:
+    is_text = isinstance(pair.source, tuple)
+    return pair.name.replace(os.sep, "-") if is_text else pair.name
 
 
 class _Doubts:
@@ -335,14 +341,9 @@ class _Writer:
         overwrite: bool = False,
         resume: bool = False,
     ) -> None:
-        if (overwrite or resume) and output is None:
-            raise ValueError("--overwrite and --resume go with --output; give a folder")
-        if overwrite and resume:
-            raise ValueError("--overwrite and --resume exclude each other; give one of them")
-        self.form, self.timestamps, self.output = form, timestamps, output
-        self.overwrite, self.resume = overwrite, resume
+        self.form, self.timestamps = form, timestamps
+        self.folder = OutputFolder(output, SUFFIXES[form], overwrite, resume)
         self.named = False  # print the name of the input before its text
-        self.names: Counter[str] = Counter()
         self.signature: Signature = model.signature
         self.any_failed = self.folded = False
         self.in_table = form == "txt" and not timestamps and options.n_best > 1
@@ -353,16 +354,7 @@ class _Writer:
 
     def claim(self, inputs: Iterable[Pair | Example]) -> list[Path | None]:
         """Return the file for each input's result; raise ValueError if one exists already."""
-        files = [self._file(_pair(one)) for one in inputs]
-        if not (self.overwrite or self.resume):
-            existing = [file for file in files if file is not None and file.is_file()]
-            if existing:
-                others = f", as do {len(existing) - 1} others" if len(existing) > 1 else ""
-                raise ValueError(
-                    f"{existing[0]} exists already{others}; give --overwrite to replace it, or "
-                    "--resume to keep it"
-                )
-        return files
+        return self.folder.claim(_file_name(_pair(one)) for one in inputs)
 
     def result(self, result: Transcript, file: Path | None = None) -> None:
         """Print a transcript at once, or write its file, whole or not at all."""
@@ -379,7 +371,7 @@ class _Writer:
         if not isinstance(error, EmptyInput):
             self.any_failed = True
             print(f"transduce: {where}{error}", file=sys.stderr)
-        if self.output is not None or self.form == "textgrid":
+        if self.folder.folder is not None or self.form == "textgrid":
             return
         if self.form == "json":
             told = {"input": name, "error": f"{where}{error}"}
@@ -391,18 +383,6 @@ class _Writer:
         """Exit with code 1 if an input failed."""
         if self.any_failed:
             raise SystemExit(1)
-
-    def _file(self, pair: Pair) -> Path | None:
-        """Return a path of its own for each input; a name that is taken gets a number."""
-        if self.output is None:
-            return None
-        is_text = isinstance(pair.source, tuple)
-        name = pair.name.replace(os.sep, "-") if is_text else pair.name
-        self.names[name] += 1
-        if self.names[name] > 1:
-            name = f"{name}-{self.names[name]}"
-        suffix = {"txt": ".txt", "json": ".json", "textgrid": ".TextGrid"}[self.form]
-        return self.output / (name + suffix)
 
     def _text(self, result: Transcript) -> str:
         if self.form == "json":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from transduce.data.pairs import (
     Origin,
     Pair,
     Splits,
+    Symbols,
     read_lines,
     skipping,
     source_symbols,
@@ -73,12 +75,40 @@ def read_cmudict(
             entry, *phones = fields
             if not phones:
                 raise origin.error(f"{entry!r} has no pronunciation; write word, space, phones")
-            word = re.sub(r"\(\d+\)$", "", entry).lower()
+            word = _word_of(entry)
             target = tuple(phone if stress else phone.rstrip("012") for phone in phones)
             if (word, target) not in seen:
                 seen.add((word, target))
                 pairs.append(Pair(word, LETTERS.symbols(word), target, origin))
     return pairs
+
+
+def _word_of(entry: str) -> str:
+    """Return the word of a CMUdict entry, which may have the number of a variant."""
+    return re.sub(r"\(\d+\)$", "", entry).lower()
+
+
+class PronouncingDictionary:
+    """The pronunciations of single words, without stress, from a CMUdict file.
+
+    The file is read at once, but a line is only parsed when its word is asked for.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._lines: dict[str, list[str]] = defaultdict(list)
+        for line in Path(path).read_text("utf-8").splitlines():
+            entry, _, phones = line.partition(" ")
+            if not line.startswith(";;;"):
+                self._lines[_word_of(entry) if entry.endswith(")") else entry.lower()] += [phones]
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._lines
+
+    def __getitem__(self, word: str) -> tuple[Symbols, ...]:
+        """Return the distinct pronunciations of a word, in the order of the file."""
+        found = (line.split("#")[0].split() for line in self._lines[word])
+        stressless = (tuple(phone.rstrip("012") for phone in phones) for phones in found)
+        return tuple(dict.fromkeys(phones for phones in stressless if phones))
 
 
 def installed_cmudict() -> Path:

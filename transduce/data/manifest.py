@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transduce.data.pairs import (
     Audio,
@@ -46,6 +47,36 @@ def read_manifest(
             symbols = _target(origin, fields, target, notation) if notation else ()
             pairs.append(Pair(_name(source), source, symbols, origin))
     return pairs
+
+
+class Spoken(NamedTuple):
+    """A sound, and the words or phones that are said in it."""
+
+    pair: Pair  # without a target
+    text: str | None
+    phones: str | Sequence[str] | None  # if there is no text
+
+
+def read_spoken(path: str | Path, skipped: list[DataError] | None = None) -> list[Spoken]:
+    """Read the sounds of a JSONL manifest with the field `text`, or else `phones`, of each line."""
+    found = []
+    for origin, line in read_lines(path, skipped):
+        with skipping(skipped):
+            fields = _fields(origin, line)
+            source = _source(origin, fields)
+            if isinstance(source, Frames):
+                raise origin.error("there is no sound; give audio_filepath")
+            name = "text" if fields.get("text") is not None else "phones"
+            said = fields.get(name)
+            listed = isinstance(said, list) and all(isinstance(one, str) for one in said)
+            if not (isinstance(said, str) or (name == "phones" and listed)):
+                problem = "there is neither text nor phones"
+                if name in fields:
+                    problem = f"{name} is {said!r}, neither words nor phones"
+                raise origin.error(f"{problem}; write the words that are said")
+            pair = Pair(_name(source), source, (), origin)
+            found.append(Spoken(pair, *((said, None) if name == "text" else (None, said))))
+    return found
 
 
 def target_fields(path: Path) -> list[str]:

@@ -140,14 +140,8 @@ def greedy_search(
             transcriptions = [f[b, :length] for b, length in enumerate(num_vectors.tolist())]
         else:
             transcriptions = transcribe(model, frames, num_frames, backend)
-        _check_all_numbers(transcriptions)
-        problem = _problem(
-            transcriptions, model.prediction_network, joint_of(model), options, backend
-        )
-        found = _backend(problem, backend).greedy_searches(problem)
-    num_bounded = [one.num_bounded for one in found]
-    warn_of_bounds(num_bounded, list(map(len, transcriptions)), max_labels_per_frame, names)
-    hypotheses = [_alignment(one) for one in found]
+        network, joint = model.prediction_network, joint_of(model)
+        hypotheses = run_greedy_search(transcriptions, network, joint, options, backend, names)
     if not reads_backwards(model):
         return hypotheses
     return [h.reversed(len(f)) for h, f in zip(hypotheses, transcriptions, strict=True)]
@@ -181,6 +175,23 @@ def run_search(
     best = [n_best(beam, options.n_best, options.length_normalised) for beam in found]
     timings = iter(_timings(problem, best) if options.with_timings else [])
     return [[_hypothesis(*one, next(timings, [])) for one in hypotheses] for hypotheses in best]
+
+
+def run_greedy_search(
+    transcriptions: list[Tensor],  # f [T, ...] of each utterance
+    network: Predictor,
+    joint: Joint | None,
+    options: SearchOptions,
+    backend: Backend,
+    names: Sequence[str] | None = None,
+) -> list[Hypothesis]:
+    """Return each utterance's greedy alignment."""
+    _check_all_numbers(transcriptions)
+    problem = _problem(transcriptions, network, joint, options, backend)
+    found = _backend(problem, backend).greedy_searches(problem)
+    num_bounded, lengths = [one.num_bounded for one in found], list(map(len, transcriptions))
+    warn_of_bounds(num_bounded, lengths, options.max_labels_per_frame, names)
+    return [_alignment(one) for one in found]
 
 
 def _problem(

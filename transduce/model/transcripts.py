@@ -14,6 +14,7 @@ from transduce.alphabet import Alphabet
 from transduce.data.pairs import Recording
 from transduce.decoding import Hypothesis
 from transduce.decoding.hypothesis import join_hypotheses
+from transduce.model.formats import textgrid
 
 # The interval of a label in sound, in seconds. A transducer emits a phone soon after it has begun.
 # Against the hand labels of 160 TIMIT sentences, these numbers place 63 % of the phones' starts and
@@ -206,42 +207,10 @@ class Transcript:
     def as_textgrid(self) -> str:
         """Write the best hypothesis as an interval tier; pauses are intervals without text."""
         best = self.hypotheses[0]
-        spans = self.spans(best)
-        end = max([round(self.seconds or 0.0, 6), *(round(span.end, 6) for span in spans)])
-        intervals, covered = [], 0.0
-        for span, mark in zip(spans, self.alphabet.decode(best.labels), strict=True):
-            start = round(span.start, 6)
-            if start > covered:
-                intervals.append((covered, start, ""))
-            covered = round(span.end, 6)
-            intervals.append((start, covered, mark))
-        if end > covered:
-            intervals.append((covered, end, ""))
-        lines = [
-            'File type = "ooTextFile"',
-            'Object class = "TextGrid"',
-            "",
-            "xmin = 0",
-            f"xmax = {end:.6f}",
-            "tiers? <exists>",
-            "size = 1",
-            "item []:",
-            "    item [1]:",
-            '        class = "IntervalTier"',
-            '        name = "labels"',
-            "        xmin = 0",
-            f"        xmax = {end:.6f}",
-            f"        intervals: size = {len(intervals)}",
-        ]
-        for number, (low, high, mark) in enumerate(intervals, 1):
-            quoted = mark.replace('"', '""')
-            lines += [
-                f"        intervals [{number}]:",
-                f"            xmin = {low:.6f}",
-                f"            xmax = {high:.6f}",
-                f'            text = "{quoted}"',
-            ]
-        return "\n".join(lines)
+        marks = self.alphabet.decode(best.labels)
+        spans = zip(self.spans(best), marks, strict=True)
+        intervals = [(span.start, span.end, mark) for span, mark in spans]
+        return textgrid({"labels": intervals}, self.seconds or 0.0)
 
 
 def _shares(frames: Sequence[int]) -> Iterator[tuple[int, float, float]]:

@@ -15,7 +15,7 @@ sentence, "type", "param", "code"}}.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response, WebSocket
@@ -28,10 +28,11 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from transduce.data.pairs import DataError
 from transduce.decoding.options import SearchOptions, widened
+from transduce.model.formats import subrip, webvtt
 from transduce.model.lines import join_lines
 from transduce.model.model import Model
 from transduce.model.transcripts import Transcript
-from transduce.serving.formats import pronunciation, subrip, verbose, webvtt
+from transduce.serving.formats import cues, pronunciation, verbose
 from transduce.serving.guard import (
     HEADERS,
     PHONEMIZE,
@@ -182,8 +183,8 @@ async def _transcription(service: Service, request: Request) -> Response:
         return _json({"text": str(result)})
     if form == "verbose_json":
         return _json(verbose(result))
-    writers: dict[str, Callable[[Transcript], str]] = {"srt": subrip, "vtt": webvtt}
-    text = f"{result}\n" if form == "text" else writers[form](result)
+    writers = {"srt": subrip, "vtt": webvtt}
+    text = f"{result}\n" if form == "text" else writers[form](cues(result))
     return Response(text, headers=HEADERS, media_type="text/plain")
 
 

@@ -1,4 +1,4 @@
-"""Transcripts in the forms of OpenAI's API: JSON, verbose JSON, SubRip and WebVTT."""
+"""Transcripts in the forms of OpenAI's API: JSON, verbose JSON and subtitles."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import log
 from statistics import fmean
 from typing import Any
 
+from transduce.model.formats import Marked
 from transduce.model.transcripts import Transcript
 
 TINY = 1e-10  # stands for a confidence of 0 in logarithms
@@ -49,28 +50,9 @@ def verbose(transcript: Transcript) -> dict[str, Any]:
     }
 
 
-def subrip(transcript: Transcript) -> str:
-    """Write the segments as subtitles in SubRip's format (.srt)."""
-    return "".join(
-        f"{one['id'] + 1}\n{_clock(one['start'], ',')} --> {_clock(one['end'], ',')}\n"
-        f"{one['text']}\n\n"
-        for one in segments(transcript)
-    )
-
-
-def webvtt(transcript: Transcript) -> str:
-    """Write the segments as subtitles in the format WebVTT (.vtt)."""
-    return "WEBVTT\n\n" + "".join(
-        f"{_clock(one['start'], '.')} --> {_clock(one['end'], '.')}\n{one['text']}\n\n"
-        for one in segments(transcript)
-    )
-
-
-def _clock(seconds: float, point: str) -> str:
-    """Write a time as hours, minutes, seconds and milliseconds."""
-    thousandths = round(1000 * seconds)
-    minutes, rest = divmod(thousandths, 60_000)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{point}{rest % 1000:03}"
+def cues(transcript: Transcript) -> list[Marked]:
+    """Return the segments as subtitles: start, end and text."""
+    return [(one["start"], one["end"], one["text"]) for one in segments(transcript)]
 
 
 def pronunciation(line: str, transcript: Transcript) -> dict[str, Any]:

