@@ -1,4 +1,7 @@
-"""The command that aligns known texts with sound."""
+"""The command that aligns known texts with sound.
+
+Alignment needs Numba, which is imported only when the command runs.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,10 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from transduce.alignment.align import Aligner, Task
 from transduce.alignment.result import Alignment
 from transduce.cli.outputs import OutputFolder
 from transduce.cli.runs import Device, load_runs
@@ -19,6 +21,9 @@ from transduce.data.manifest import read_spoken
 from transduce.data.pairs import Audio, DataError, Origin, Pair
 from transduce.files import write_by_rename
 from transduce.model.inputs import distinct_names
+
+if TYPE_CHECKING:
+    from transduce.alignment.align import Task
 
 Form = Annotated[
     Literal["txt", "json", "textgrid", "ctm", "srt", "vtt"], Parameter(name="--format")
@@ -85,6 +90,8 @@ def align(
     device
         The device to compute on.
     """
+    from transduce.alignment.align import Aligner
+
     with user_errors():
         skipped: list[DataError] = []
         tasks = _tasks(sound, text, text_file, phones, skipped)
@@ -138,6 +145,8 @@ def _tasks(
 
     Append the errors of a manifest's lines to `skipped`.
     """
+    from transduce.alignment.align import Task
+
     given = [one for one in (text, text_file, phones) if one is not None]
     if sound.suffix == ".jsonl":
         if given:

@@ -11,7 +11,6 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from transduce.alignment.detours import Detour, LabelPath
 from transduce.alphabet import Alphabet
 from transduce.architectures import (
     CTC,
@@ -25,7 +24,6 @@ from transduce.cli.terminal import user_errors
 from transduce.data.batches import Batch
 from transduce.data.pairs import Notation
 from transduce.decoding import NGram
-from transduce.decoding.cpu.prediction import packed_weights
 from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.options import SearchOptions
 from transduce.lattice.distillation import distillation_loss
@@ -176,6 +174,9 @@ def _parts() -> None:
 
 
 def _align() -> None:
+    from transduce.alignment.detours import Detour, LabelPath
+    from transduce.decoding.cpu.prediction import packed_weights
+
     network = Transducer(LABELS, LABELS, SIZE).prediction_network
     path = LabelPath.of(torch.rand(5, LABELS + 1), packed_weights(network), (1, 2))
     path.gains([Detour(0, 1, (3,))])
