@@ -36,10 +36,11 @@ import torch
 from rapidfuzz.distance import Levenshtein
 
 from transduce.alignment.boundaries import Heard, boundaries
-from transduce.alignment.graph import choose_pronunciations
 from transduce.alignment.pronunciations import english_lexicon
+from transduce.alignment.variants import choose_pronunciations
 from transduce.audio.sound import read_wave
 from transduce.data.pairs import Audio
+from transduce.decoding.cpu.prediction import packed_weights
 from transduce.decoding.search import transcribe
 from transduce.model.model import Model, load
 
@@ -179,6 +180,7 @@ class Recogniser:
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self._weights = packed_weights(model.network.prediction_network)
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def vectors(self, samples: torch.Tensor) -> torch.Tensor:
@@ -198,14 +200,13 @@ class Recogniser:
             [tuple(alphabet.encode(phones)) for phones in word.pronunciations]
             for word in english_lexicon().words(text)
         ]
-        network = self.model.network.prediction_network
-        labels, _ = choose_pronunciations(self.vectors(samples), network, words)
-        return alphabet.decode(labels)
+        chosen = choose_pronunciations(self.vectors(samples), self._weights, words)
+        return alphabet.decode(chosen.path.labels)
 
     def __call__(self, samples: torch.Tensor, phones: Sequence[str]) -> Spans:
         """Return the start and end of each phone."""
         labels = tuple(self.model.signature.targets.encode(phones))
-        heard = Heard(samples, self.vectors(samples), len(samples) / RATE)
+        heard = Heard(lambda: samples, self.vectors(samples), len(samples) / RATE)
         return [(one.start.time, one.end.time) for one in boundaries(self.model, heard, labels)]
 
 

@@ -43,7 +43,8 @@ MOST_PHONES = 30.0  # a second: fast speech has 20
 FREE = SearchOptions(10, n_best=10, length_normalised=False, with_timings=False)
 GREEDY = SearchOptions(with_timings=False)  # of long sound, to find words in it
 # The text is refused if the phones that are heard without it are e^OTHER times as probable for each
-# of its phones. Of 249 right texts of LibriSpeech the worst had 2.5, of wrong texts the best 5.6.
+# of its phones, and most of its words do not fit. Of 249 right texts of LibriSpeech the worst had
+# 2.5, of wrong texts the best 5.6.
 OTHER = 4.0
 LEAST_FOUND = 0.5  # the share of the words of a long text that must be found in the sound
 QUIET = 0.001  # the largest sample of silence
@@ -234,7 +235,8 @@ class Aligner:
         stretch = Heard(lambda: wave, heard.vectors, recording.seconds)
         words, path = self._align_stretch(ready.words, stretch, heard.free)
         free = path.with_labels(heard.free[0]).log_likelihood
-        if free - path.log_likelihood > OTHER * len(path.labels):
+        unlikely = free - path.log_likelihood > OTHER * len(path.labels)
+        if unlikely and 2 * sum(not word.fits for word in words) > len(words):
             return self._other_text(pair, heard.free[0])
         return self._alignment(ready, words, pair, recording.seconds)
 

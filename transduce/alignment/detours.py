@@ -14,12 +14,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from transduce.decoding.cpu.prediction import PackedWeights, step_levels
 from transduce.decoding.hypothesis import Labels
 from transduce.kernels.sentinels import NEVER
 from transduce.lattice.cpu.detours import detour_log_likelihoods, variables
+from transduce.lattice.loss import lattice_transitions
 
 CONTEXT = 3  # labels after a detour whose prediction vectors it changes: accuracy against time
 # A detour's alignments are summed over the vectors from where y emits the label so many labels
@@ -58,9 +60,11 @@ class LabelPath:
 
     @cached_property
     def _variables(self) -> tuple[np.ndarray, np.ndarray]:
-        steps = _Steps(self.weights, self.labels)
-        y = np.array(self.labels, np.int64)
-        found: tuple[np.ndarray, np.ndarray] = variables(self.vectors, steps.predictions(), y)
+        """ln α(t,u) and ln β(t,u), [T, U+1]."""
+        g = torch.from_numpy(_Steps(self.weights, self.labels).predictions())
+        y = torch.tensor(self.labels, dtype=torch.int64)
+        arrows = lattice_transitions(torch.from_numpy(self.vectors), g, y)
+        found: tuple[np.ndarray, np.ndarray] = variables(*(one.numpy() for one in arrows))
         return found
 
     @cached_property

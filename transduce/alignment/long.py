@@ -18,15 +18,16 @@ from rapidfuzz.distance import Levenshtein
 
 from transduce.decoding.hypothesis import Labels
 
-# A word is supported if this share of the phones of the words around it were heard, NEIGHBOURS on
-# either side: of right words, four fifths are; of any others, a third are by chance.
-SUPPORT, NEIGHBOURS = 0.55, 3
-# Fewer words without support, one after the other, stay with their neighbours, because each of them
-# can be told from what was heard; more of them are left out.
-FEW_WORDS = 4
-MORE_WORDS = 12  # that stay, if as many phones were heard: words found against words forced
-# Phones that were heard between two words: if there are more, the sound between is left out.
+# A word is supported if this share of its phones and of NEIGHBOURS phones on either side of it were
+# heard: of right words, four fifths are; of any others, a third are by chance.
+SUPPORT, NEIGHBOURS = 0.55, 12
+# Phones of words without support, one after the other, that stay with their neighbours, because
+# each word can be told from what was heard; and phones that were heard between two words, but that
+# the text lacks. What has more is left out.
 FEW_PHONES = 15
+MORE_PHONES = 45  # that stay, if as many were heard: words found against words forced
+# A phone that was heard counts if so many of the phones around it were heard about as far from it.
+AROUND, DRIFT, FEW_MATCHES = 5, 4, 3
 # Vectors of a stretch that is cut further, if it can be: memory and time against cuts in speech.
 LONGEST = 750
 
@@ -50,12 +51,10 @@ class _Match:
 
     def supported(self) -> np.ndarray:
         """Return whether each word is supported by the words around it, [words]."""
-        equal = np.concatenate([[0], (self.place >= 0).cumsum()])[self.starts]
-        words = np.arange(len(self.starts) - 1)
-        low, high = (words - NEIGHBOURS).clip(0), (words + NEIGHBOURS + 1).clip(None, len(words))
-        found: np.ndarray = equal[high] - equal[low] >= SUPPORT * (
-            self.starts[high] - self.starts[low]
-        )
+        equal = np.concatenate([[0], (self.place >= 0).cumsum()])
+        low = (self.starts[:-1] - NEIGHBOURS).clip(0)
+        high = (self.starts[1:] + NEIGHBOURS).clip(None, len(self.place))
+        found: np.ndarray = equal[high] - equal[low] >= SUPPORT * (high - low)
         return found
 
     def heard_in(self, first: int, last: int) -> tuple[int, int] | None:
@@ -97,7 +96,22 @@ def _match(words: Sequence[Labels], heard: Labels, frames: Sequence[int]) -> _Ma
         if block.tag == "equal":
             place[block.src_start : block.src_end] = np.arange(block.dest_start, block.dest_end)
     starts = np.array(list(accumulate(map(len, words), initial=0)))
-    return _Match(starts, place, np.array(frames, np.int64))
+    return _Match(starts, _without_chance(place), np.array(frames, np.int64))
+
+
+def _without_chance(place: np.ndarray) -> np.ndarray:
+    """Leave out phones that match alone, as in sound or text that the other lacks.
+
+    A match counts if FEW_MATCHES of the phones before and after it match nearby in the sound.
+    """
+    agreeing = np.zeros(len(place), np.int64)
+    for shift in range(-AROUND, AROUND + 1):
+        if shift == 0 or abs(shift) >= len(place):
+            continue
+        here, there = (slice(max(0, k), len(place) + min(0, k)) for k in (-shift, shift))
+        drift = np.abs(place[there] - place[here] - shift)
+        agreeing[here] += (place[there] >= 0) & (drift <= DRIFT)
+    return np.where(agreeing >= min(FEW_MATCHES, len(place) - 1), place, -1)
 
 
 def _islands(match: _Match) -> list[tuple[int, int]]:
@@ -117,9 +131,9 @@ def _islands(match: _Match) -> list[tuple[int, int]]:
         else:
             islands.append((word, word + 1))
     islands = [(first, last) for first, last in islands if last - first > 1 or len(own) == 1]
-    if islands and islands[0][0] <= FEW_WORDS:
+    if islands and starts[islands[0][0]] <= FEW_PHONES:
         islands[0] = 0, islands[0][1]
-    if islands and len(own) - islands[-1][1] <= FEW_WORDS:
+    if islands and starts[-1] - starts[islands[-1][1]] <= FEW_PHONES:
         islands[-1] = islands[-1][0], len(own)
     return islands
 
@@ -129,12 +143,13 @@ def _belong_together(match: _Match, first: int, last: int) -> bool:
 
     A few do; and more do, if about as many phones were heard between the islands as they have.
     """
-    if last - first <= FEW_WORDS:
+    written = int(match.starts[last] - match.starts[first])
+    if written <= FEW_PHONES:
         return True
     before, after = match.heard_in(first - 1, first), match.heard_in(last, last + 1)
     assert before is not None and after is not None
-    heard, written = after[0] - before[1] - 1, int(match.starts[last] - match.starts[first])
-    return last - first <= MORE_WORDS and written <= 2 * heard <= 4 * written
+    heard = after[0] - before[1] - 1
+    return written <= MORE_PHONES and written <= 2 * heard <= 4 * written
 
 
 def _split_at_other_sound(match: _Match, island: tuple[int, int]) -> Iterator[tuple[int, int]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, product
+from math import prod
 from typing import NamedTuple
 
 from rapidfuzz.distance import Levenshtein
@@ -17,7 +18,12 @@ from transduce.decoding.hypothesis import Labels
 # else: more detours against surer ratios.
 CUTS, DOUBT = 2, 6.0
 
+# Words, one after the other, whose pronunciations are changed together, and the ways to change them
+# that are tried: a surer choice against time.
+MOST_TOGETHER, MOST_MOVES = 2, 16
+
 Variants = Sequence[Sequence[Labels]]  # the pronunciations of each word, in labels
+Move = dict[int, int]  # words and their other variants
 
 
 class Choice(NamedTuple):
@@ -32,79 +38,76 @@ def choose_pronunciations(vectors: Tensor, weights: PackedWeights, words: Varian
     """Return the pronunciation of every word with which the labels are most probable.
 
     The probability is Pr(y|x), the sum over all alignments. Begin with the first pronunciation of
-    every word; replace those for which another one makes it larger, and repeat around them until
-    there are none.
+    every word. Replace those for which another one makes it larger, until there are none; then look
+    for two words, one after the other, for which other ones together make it larger.
     """
-    chosen = [0] * len(words)
-    spans = _spans(words, chosen)
-    path = LabelPath.of(vectors, weights, _labels(words, chosen))
-    changed = set(range(len(words)))
-    while changed:
-        better = _better(path, words, chosen, spans, changed)
-        taken = _apart(better, spans)
-        changed = set()
-        while taken:
-            attempt = [taken.get(w, variant) for w, variant in enumerate(chosen)]
-            other = path.with_labels(_labels(words, attempt))
-            if other.log_likelihood > path.log_likelihood:
-                near = _near(taken, spans)
-                path, chosen, spans, changed = other, attempt, _spans(words, attempt), near
-                break
-            # Together they are worse than each alone: take the best half of them.
-            taken = dict(list(taken.items())[: len(taken) // 2])
-    return Choice(tuple(chosen), spans, path)
+    choice = _choice(words, [0] * len(words), LabelPath.of(vectors, weights, ()))
+    every = set(range(len(words)))
+    size, near = 1, every
+    while size <= MOST_TOGETHER:
+        better = _improved(words, choice, _moves(words, choice.variants, size, near))
+        if better is None:
+            size, near = size + 1, every
+        else:
+            size, near = 1, _near(choice, better)
+            choice = better
+    return choice
 
 
-def _better(
-    path: LabelPath, words: Variants, chosen: Sequence[int], spans: Sequence[tuple[int, int]],
-    changed: set[int],
-) -> list[tuple[float, int, int]]:  # fmt: skip
-    """Return gain, word and variant of the best improvement of each word, the largest first."""
+def _choice(words: Variants, variants: Sequence[int], path: LabelPath) -> Choice:
+    """Return a choice of pronunciations, given any path through the same lattice."""
+    chosen = [word[variant] for word, variant in zip(words, variants, strict=True)]
+    spans = list(pairwise(accumulate(map(len, chosen), initial=0)))
+    return Choice(tuple(variants), spans, path.with_labels(tuple(chain.from_iterable(chosen))))
+
+
+def _moves(words: Variants, chosen: Sequence[int], size: int, near: set[int]) -> Iterator[Move]:
+    """Yield other variants for some words, one after the other, all of which change."""
     others = [
-        (w, variant, Detour(*spans[w], words[w][variant]))
-        for w in sorted(changed)
-        for variant in range(len(words[w]))
-        if variant != chosen[w]
+        [v for v in range(len(word)) if v != now] for word, now in zip(words, chosen, strict=True)
     ]
-    gains = path.gains([detour for _, _, detour in others]).tolist()
-    best: dict[int, tuple[float, int, int]] = {}
-    for gain, (w, variant, _) in zip(gains, others, strict=True):
-        if gain > max(0.0, best.get(w, (0.0,))[0]):
-            best[w] = gain, w, variant
-    return sorted(best.values(), reverse=True)
+    for first in range(len(words) - size + 1):
+        together = range(first, first + size)
+        if not near.isdisjoint(together) and prod(len(others[w]) for w in together) <= MOST_MOVES:
+            for variants in product(*(others[w] for w in together)):
+                yield dict(zip(together, variants, strict=True))
 
 
-def _apart(
-    better: Sequence[tuple[float, int, int]], spans: Sequence[tuple[int, int]]
-) -> dict[int, int]:
-    """Return the words and variants of the best improvements that do not affect each other."""
-    taken: dict[int, int] = {}
-    for _, w, variant in better:
-        first, last = spans[w][0] - CONTEXT, spans[w][1] + CONTEXT
-        if all(spans[v][1] <= first or last <= spans[v][0] for v in taken):
-            taken[w] = variant
-    return taken
+def _improved(words: Variants, choice: Choice, moves: Iterable[Move]) -> Choice | None:
+    """Return a more probable choice by the best moves that do not affect each other, or None."""
+    tried = list(moves)
+    spans, path = choice.spans, choice.path
+    gains = path.gains([_detour(words, spans, move) for move in tried]).tolist()
+    taken = list[Move]()
+    for gain, move in sorted(zip(gains, tried, strict=True), key=lambda one: -one[0]):
+        first, last = spans[min(move)][0] - CONTEXT, spans[max(move)][1] + CONTEXT
+        if gain > 0 and all(spans[max(v)][1] <= first or last <= spans[min(v)][0] for v in taken):
+            taken.append(move)
+    while taken:
+        attempt = dict(enumerate(choice.variants))
+        for move in taken:
+            attempt |= move
+        other = _choice(words, list(attempt.values()), path)
+        if other.path.log_likelihood > path.log_likelihood:
+            return other
+        taken = taken[: len(taken) // 2]  # together they are worse than the best of them
+    return None
 
 
-def _near(taken: dict[int, int], spans: Sequence[tuple[int, int]]) -> set[int]:
-    """Return the words whose detours a change may have made better or worse."""
-    reach = 2 * CONTEXT
+def _detour(words: Variants, spans: Sequence[tuple[int, int]], move: Move) -> Detour:
+    labels = tuple(label for w, variant in move.items() for label in words[w][variant])
+    return Detour(spans[min(move)][0], spans[max(move)][1], labels)
+
+
+def _near(before: Choice, after: Choice) -> set[int]:
+    """Return the words whose moves a change may have made better or worse."""
+    reach, spans = 2 * CONTEXT, after.spans
+    changed = [w for w in range(len(spans)) if before.variants[w] != after.variants[w]]
     return {
         w
         for w, (start, end) in enumerate(spans)
-        if any(start < spans[v][1] + reach and spans[v][0] - reach < end for v in taken)
+        if any(start < spans[v][1] + reach and spans[v][0] - reach < end for v in changed)
     }
-
-
-def _labels(words: Variants, chosen: Sequence[int]) -> Labels:
-    return tuple(
-        label for word, variant in zip(words, chosen, strict=True) for label in word[variant]
-    )
-
-
-def _spans(words: Variants, chosen: Sequence[int]) -> list[tuple[int, int]]:
-    lengths = [len(word[variant]) for word, variant in zip(words, chosen, strict=True)]
-    return list(pairwise(accumulate(lengths, initial=0)))
 
 
 class Fit(NamedTuple):

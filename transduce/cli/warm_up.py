@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from transduce.alignment.detours import Detour, LabelPath
 from transduce.alphabet import Alphabet
 from transduce.architectures import (
     CTC,
@@ -24,6 +25,7 @@ from transduce.cli.terminal import user_errors
 from transduce.data.batches import Batch
 from transduce.data.pairs import Notation
 from transduce.decoding import NGram
+from transduce.decoding.cpu.prediction import packed_weights
 from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.options import SearchOptions
 from transduce.lattice.loss import (
@@ -166,6 +168,12 @@ def _parts() -> None:
             part(*arrows)
 
 
+def _align() -> None:
+    network = Transducer(LABELS, LABELS, SIZE).prediction_network
+    path = LabelPath.of(torch.rand(5, LABELS + 1), packed_weights(network), (1, 2))
+    path.gains([Detour(0, 1, (3,))])
+
+
 WORK = {
     "losses": _losses,
     "parts of the lattice": _parts,
@@ -173,6 +181,7 @@ WORK = {
     "searches": _search,
     "ensembles": _search_by_ensembles,
     "streams": _stream,
+    "alignment": _align,
 }
 
 

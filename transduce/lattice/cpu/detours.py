@@ -50,36 +50,29 @@ def _log_norm(f, g, exp_f, exp_g, largest):
 
 
 @compiled
-def variables(f, g, labels):
-    """Return ln α(t,u) and ln β(t,u) [T, U+1] of labels [U], from f [T, K+1] and g [U+1, K+1].
+def variables(log_null, log_label):
+    """Return ln α(t,u) and ln β(t,u) [T, U+1] from the arrows of a lattice (Eqs. 16, 18).
 
-    (Eqs. 12-18.) There is at least one vector.
+    The arrows, [T, U+1] and [T, U], are finite, and there is at least one vector.
     """
-    T, U = f.shape[0], labels.size
-    (max_f, exp_f), (max_g, exp_g) = _exponentials(f), _exponentials(g)
-    log_null, log_label = np.empty((T, U + 1)), np.full((T, U + 1), IMPOSSIBLE)
-    for t in range(T):
-        for u in range(U + 1):
-            norm = _log_norm(f[t], g[u], exp_f[t], exp_g[u], max_f[t] + max_g[u])
-            log_null[t, u] = f[t, 0] + g[u, 0] - norm
-            if u < U:
-                log_label[t, u] = f[t, labels[u]] + g[u, labels[u]] - norm
+    T, U = log_label.shape
     log_alpha, log_beta = np.full((T, U + 1), IMPOSSIBLE), np.full((T, U + 1), IMPOSSIBLE)
     log_alpha[0, 0] = 0.0
     for t in range(T):
         for u in range(U + 1):
+            here = log_alpha[t, u]
             if t > 0:
-                log_alpha[t, u] = log_alpha[t - 1, u] + log_null[t - 1, u]
+                here = log_alpha[t - 1, u] + log_null[t - 1, u]
             if u > 0:
-                log_alpha[t, u] = log_sum(
-                    log_alpha[t, u], log_alpha[t, u - 1] + log_label[t, u - 1]
-                )
+                here = log_sum(here, log_alpha[t, u - 1] + log_label[t, u - 1])
+            log_alpha[t, u] = here
     for t in range(T - 1, -1, -1):
         for u in range(U, -1, -1):
             after = log_beta[t + 1, u] if t < T - 1 else (0.0 if u == U else IMPOSSIBLE)
-            log_beta[t, u] = after + log_null[t, u]
+            here = after + log_null[t, u]
             if u < U:
-                log_beta[t, u] = log_sum(log_beta[t, u], log_beta[t, u + 1] + log_label[t, u])
+                here = log_sum(here, log_beta[t, u + 1] + log_label[t, u])
+            log_beta[t, u] = here
     return log_alpha, log_beta
 
 
