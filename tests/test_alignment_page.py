@@ -245,6 +245,8 @@ def test_the_spectrogram_is_below_the_tiers_and_follows_zoom_and_scroll(page):
     before = columns(page, 340)
     page.locator("#tiers").evaluate("tiers => tiers.scrollLeft = 340")
     assert columns(page, 40) == before != columns(page, 340)
+    canvas, tiers = (page.locator(one).bounding_box() for one in ("#tiers canvas", "#tiers"))
+    assert canvas["x"] == tiers["x"] + 1  # within the border
 
 
 def test_a_click_plays_a_word_or_a_phone(page):

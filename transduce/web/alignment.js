@@ -12,7 +12,8 @@ const $ = (id) => document.getElementById(id);
 const PICTURE = 120; // height of the spectrogram in pixels
 const AXIS = 20; // height of the axis of time
 const READABLE = 240; // pixels for a second: most phones have room for their names
-const CLOSEST = 2000; // pixels for a second
+const CLOSEST = 2000;
+const FAR = 80; // with fewer pixels for a second, phones have no room for names
 const MOST_LISTED = 6; // words in a sentence
 
 export class AlignmentPanel {
@@ -273,6 +274,7 @@ export class AlignmentPanel {
     const least = width / seconds;
     this.scale = Math.max(least, Math.min(Math.max(least, CLOSEST), scale));
     $("tiers-content").style.width = `${this.scale * seconds}px`;
+    tiers.classList.toggle("far", this.scale < FAR);
     if (tiers.scrollLeft > 0) tiers.scrollLeft = middle * this.scale * seconds - width / 2;
     this.redraw();
   }
