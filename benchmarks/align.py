@@ -107,11 +107,11 @@ def main() -> None:
         windows = list(aligner.model.signature.windows(file, 0.02))
         frames = [aligner.model.signature.example(window.sound).frames for window in windows]
         alone = seconds_of(lambda: [aligner._transcribe([one]) for one in frames])
-        before, start = peak_megabytes(), time.perf_counter()
+        start = time.perf_counter()
         [found] = aligner.align_many([Task(file, " ".join(texts))])
         taken = time.perf_counter() - start
         print(f"| {total / 60:.0f} minutes | {total / taken:.0f} | {total / alone:.0f} |")
-        print(f"\n{peak_megabytes() - before:.0f} MiB more than the utterances took\n", flush=True)
+        print(f"\nthe process has had {peak_megabytes():.0f} MiB at most\n", flush=True)
         print("| text | words | in their places | not found | flagged |\n|---|---|---|---|---|")
         _show("right", found, places)
         [other] = aligner.align_many([Task(file, " ".join(texts[i] for i in kept))])
