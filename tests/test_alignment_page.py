@@ -263,16 +263,19 @@ def test_a_click_plays_a_word_or_a_phone(page):
     )
     cats = page.locator(".word").nth(1)
     cats.click()
-    expect(cats).to_have_class("word playing")
+    cats.click()  # starts again
+    page.wait_for_function("() => played.length === 2")
+    page.wait_for_timeout(100)
+    expect(cats).to_have_class("word playing", timeout=100)
     page.locator(".phone").nth(7).click()  # stops the word
     expect(cats).to_have_class("word")
     expect(page.locator(".playing")).to_have_count(1)
     expect(page.locator(".playing")).to_have_count(0)  # at the end
     edge(page, 0.3).focus()
     page.keyboard.press("Space")
-    page.wait_for_function("() => played.length === 3")
+    page.wait_for_function("() => played.length === 4")
     assert page.evaluate("played") == [
-        pytest.approx([SECONDS, 0, 0.5, 0.5]),
+        *2 * [pytest.approx([SECONDS, 0, 0.5, 0.5])],
         pytest.approx([SECONDS, 0, 1.5, 0.3]),
         pytest.approx([SECONDS, 0, 0.2, 0.3]),
     ]
@@ -331,6 +334,19 @@ def test_the_keyboard_moves_a_boundary_and_escape_restores_it(page):
     expect(page.locator(".edge").nth(1)).to_be_focused()
     page.keyboard.press("Tab")  # leaves the tiers: one boundary is in the order of Tab
     assert page.locator(".edge:focus").count() == 0
+
+
+def test_a_click_on_a_boundary_does_not_move_it(page):
+    handle = edge(page, 0.5)
+    box = handle.bounding_box()
+    page.mouse.move(box["x"] + 3, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 4, box["y"] + 51)
+    page.mouse.up()
+    expect(handle).to_be_focused()
+    assert edges(page) == EDGES and num_bands(page) == len(EDGES)
+    page.keyboard.press("ArrowLeft")
+    assert edges(page)[2] == 0.495
 
 
 def test_escape_ends_a_drag(page):

@@ -14,6 +14,7 @@ const AXIS = 20; // height of the axis of time
 const READABLE = 240; // pixels for a second: most phones have room for their names
 const CLOSEST = 2000;
 const FAR = 80; // with fewer pixels for a second, phones have no room for names
+const STILL = 2; // pixels that the pointer may move in a click
 const MOST_LISTED = 6; // words in a sentence
 
 export class AlignmentPanel {
@@ -199,12 +200,15 @@ export class AlignmentPanel {
     const { boundary } = event.target;
     if (!boundary || event.button !== 0) return;
     event.target.setPointerCapture(event.pointerId);
-    this.dragged = { boundary, apart: this.timeAt(event) - boundary.time };
+    const apart = this.timeAt(event) - boundary.time;
+    this.dragged = { boundary, apart, from: event.clientX, isMoving: false };
   }
 
   pulled(event) {
     if (this.dragged === null) return;
-    const { boundary, apart } = this.dragged;
+    const { boundary, apart, from } = this.dragged;
+    this.dragged.isMoving ||= Math.abs(event.clientX - from) > STILL;
+    if (!this.dragged.isMoving) return;
     this.moved(boundary, () => this.tiers.move(boundary, this.timeAt(event) - apart));
   }
 
@@ -246,8 +250,10 @@ export class AlignmentPanel {
 
   async play(from, to, block) {
     this.callbacks.playing();
-    const stopped = () => block.classList.remove("playing");
+    const turn = (this.turn = {});
+    const stopped = () => this.turn === turn && block.classList.remove("playing");
     try {
+      $("tiers").querySelector(".playing")?.classList.remove("playing");
       block.classList.add("playing");
       await this.player.play(from, to, stopped);
     } catch (error) {
