@@ -32,8 +32,10 @@ from explored import (
     wav_bytes,
 )
 from fastapi.testclient import TestClient
+from melodies import melody
 
 from transduce import cli
+from transduce.alignment.align import Aligner, Task
 from transduce.analysis import sensitivity, view_lattice
 from transduce.architectures import NetworkConfig, build_network
 from transduce.data.pairs import Frames, Origin, Pair
@@ -43,7 +45,7 @@ from transduce.http import connections
 from transduce.http.hosts import names_this_server
 from transduce.http.sounds import decode_sound
 from transduce.model.checkpoint import TrainedModel, save_model
-from transduce.model.model import search_examples
+from transduce.model.model import load, search_examples
 from transduce.web import explorer as exploring
 from transduce.web import server as http_server
 from transduce.web.explorer import Explorer
@@ -67,6 +69,14 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def heard(tmp_path_factory):
     return Explorer(sound_model(), sound_pairs(tmp_path_factory.mktemp("sound")), "speech")
+
+
+@pytest.fixture(scope="module")
+def phones():
+    return Explorer(load("english-phone-recogniser"), (), "phones")
+
+
+MELODY = melody(2)[0]  # the recogniser hears nearly "fall of" in it
 
 
 def told(response, status=400):
@@ -258,6 +268,17 @@ def test_frames_that_were_computed_elsewhere_are_shown_as_they_are(tmp_path):
     assert "does not take sound" in told(sent(client, wav_bytes(sound())))
 
 
+def test_the_alignment_of_a_text_matches_the_library(phones):
+    client = client_of(phones)
+    assert client.get("/api/model").json()["aligns"]
+    name = sent(client, wav_bytes(MELODY[:, None].numpy()), "fall.wav").json()["input"]
+    answer = client.post("/api/alignment", json={"input": name, "text": "Fall of, uh"}).json()
+    [expected] = Aligner(phones.model).align_many([Task(MELODY, "Fall of, uh", name="fall.wav")])
+    assert answer == json.loads(json.dumps(expected.as_json()))
+    assert [word["word"] for word in answer["words"]] == ["Fall", "of", "uh"]
+    assert answer["input"] == "fall.wav" and answer["path"] is None
+
+
 def test_other_rates_and_channels_are_converted(heard):
     limits = {"max_bytes": exploring.MAX_BYTES, "max_seconds": exploring.MAX_SECONDS}
     for rate in (8_000, 44_100, 48_000):
@@ -364,6 +385,45 @@ def test_invalid_requests_are_refused_in_a_sentence(text, heard):
     assert "takes sound" in told(client_of(heard).post("/api/text", json={"text": "a"}))
     assert "nothing at /api/nothing" in told(client.get("/api/nothing"), 404)
     assert "nothing at" in told(client.get("/api/text"), 405)
+
+
+def test_a_text_that_cannot_be_aligned_is_refused_in_a_sentence(phones, text, heard):
+    client = client_of(phones)
+    name = sent(client, wav_bytes(MELODY[:, None].numpy()), "../fall.wav").json()["input"]
+
+    def refused(text, status=400, **others):
+        query = {"input": name, "text": text, **others}
+        return told(client.post("/api/alignment", json=query), status)
+
+    assert refused(" \n") == "the text is empty; write the words that are said"
+    assert "'--', word 2 of the text, has no letters" in refused("fall -- of")
+    assert "'2', word 1 of the text, has a digit" in refused("2 falls")
+    assert "more than can be said in 1.2 seconds" in refused("fall " * 30)
+    other = refused("elephants")
+    assert "../fall.wav: the sound does not fit the text; its phones sound like F" in other
+    long = "a" * (exploring.MAX_LETTERS + 1)
+    assert refused(long) == "the text has 3001 characters; at most 3000 can be aligned"
+    assert "forgotten" in refused("fall", 410, input="/etc/passwd")
+    for odd in ODD:
+        query = {"input": name, "text": odd}
+        answer = client.post("/api/alignment", content=json.dumps(query), headers=JSON)
+        assert 400 <= answer.status_code < 500
+    for explorer in (text, heard, Explorer(sound_model(backwards=True), heard.pairs, "back")):
+        client = client_of(explorer)
+        assert client.get("/api/model").json()["aligns"] is False
+        name = client.post("/api/example", json={"index": 0}).json()["input"]
+        assert "does not write the phones of English" in refused("a")
+
+
+def test_frames_have_no_sound_to_align(phones, tmp_path):
+    frames = np.zeros((50, phones.model.signature.input_size), np.float32)
+    np.save(tmp_path / "frames.npy", frames)
+    pair = Pair("nine", Frames(tmp_path / "frames.npy"), (), Origin(tmp_path / "m.jsonl", 1))
+    client = client_of(Explorer(phones.model, [pair], "frames"))
+    name = client.post("/api/example", json={"index": 0}).json()["input"]
+    query = {"input": name, "text": "fall"}
+    message = told(client.post("/api/alignment", json=query))
+    assert message == "this input has no sound to align; choose a sound"
 
 
 def test_a_request_for_an_input_that_is_no_longer_kept_says_so(text):
@@ -474,11 +534,12 @@ def test_no_request_makes_the_server_fail(text, heard, capsys):
             "sensitivity": {"view": view, "t": 0, "u": 0},
             "search": searching,
             "steps": {"search": search},
+            "alignment": {"input": name, "text": "a"},
             "sound": {},
         }
         answers = []
         if explorer is heard:  # the rest is the same for all models
-            queries = {path: queries[path] for path in ("example", "text", "sound")}
+            queries = {path: queries[path] for path in ("example", "text", "alignment", "sound")}
         for path, query in queries.items():
             wrong = [{**query, field: odd} for field, odd in product(query, ODD)]
             for body in [*BODIES, *(json.dumps(one).encode() for one in wrong)]:

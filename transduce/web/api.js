@@ -63,6 +63,9 @@ export const beginSearch = async (input, beamWidth) =>
 
 export const fetchSteps = async (search) => (await asked("api/steps", { search })).json();
 
+export const fetchAlignment = async (input, text) =>
+  (await asked("api/alignment", { input, text })).json();
+
 export const fetchSound = async (input) => (await fetched(`api/sound/${input}`)).blob();
 
 // Open a stream of samples to the server. `callbacks` has a function for each type of message, and

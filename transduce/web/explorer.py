@@ -1,4 +1,4 @@
-"""Answer the requests of the page: examples, inputs and their outputs, lattices, searches.
+"""Answer the requests of the page: examples, inputs, outputs, lattices, searches, alignments.
 
 Errors that the user can fix are ValueErrors of one sentence. The explorer keeps the latest few
 inputs and lattices under random names. The networks compute one request at a time.
@@ -12,6 +12,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from threading import RLock
 from typing import Any, Generic, TypeVar
@@ -19,18 +20,19 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from transduce.alignment.align import Aligner, Task
 from transduce.analysis.colours import DECADES, heat_colours
 from transduce.analysis.lattice import LatticeView, transducer_of, view_lattice
 from transduce.analysis.sensitivity import sensitivity
 from transduce.audio.features import Features, FeatureSettings
 from transduce.audio.sound import encode_wav, read_wave
 from transduce.data.batches import Example
-from transduce.data.pairs import Audio, Origin, Pair, Symbols
+from transduce.data.pairs import Audio, DataError, Origin, Pair, Symbols
 from transduce.decoding import Survivor, beam_search_steps
 from transduce.decoding.options import SearchOptions
 from transduce.http.sounds import decode_sound
 from transduce.model.checkpoint import TrainedModel
-from transduce.model.model import Model
+from transduce.model.model import Model, load
 from transduce.model.stream import can_stream
 from transduce.web.recording import Recording
 from transduce.web.wire import pack
@@ -39,6 +41,7 @@ MAX_BYTES = 20_000_000  # in a sound file
 MAX_SECONDS = 60  # of sound
 MAX_RECORDINGS = 4  # at once
 MAX_SYMBOLS = 300  # in a typed text
+MAX_LETTERS = 3000  # in a text to align: a minute of fast speech has half as many
 MAX_FRAMES = 10_000  # in an input
 MAX_CELLS = 3_000_000  # in a lattice, T x (U+1)
 # In a target. More labels show longer targets, but the time and memory of a lattice grow with the
@@ -129,6 +132,7 @@ class Explorer:
             "num_examples": len(self.pairs),
             "frames_per_vector": config.pooling,
             "seconds_per_frame": features.shift if features else None,
+            "seconds_per_window": features.window if features else None,
             "backwards": config.backwards,
             "first": self._first(),  # to show when the page opens
             "colours": heat_colours().flatten().tolist(),  # of maps: red, green, blue, red, ...
@@ -138,7 +142,16 @@ class Explorer:
             "max_seconds": MAX_SECONDS,
             "sample_rate": features.sample_rate if features else None,
             "streams": features is not None and can_stream(self.model),
+            "aligns": self._aligns,
         }
+
+    @cached_property
+    def _aligns(self) -> bool:
+        """Whether the model can align English text with sound: it writes the phones of English."""
+        if self.model.signature.features is None or self.model.config.backwards:
+            return False
+        phones = load("english-pronouncer").signature.targets.symbols
+        return set(phones) <= set(self.model.signature.targets.symbols)
 
     def _first(self) -> dict[str, Any] | None:
         """Return the source that the page shows when it opens; None if there is none."""
@@ -285,7 +298,7 @@ class Explorer:
             "notes": notes,
         }
 
-    # --- Lattices, sensitivities, searches, sound -----------------------------------------------
+    # --- Lattices, sensitivities, searches, alignments, sound -----------------------------------
 
     def lattice(self, name: str, symbols: Symbols) -> bytes:
         """Return the output lattice of an input and a target, packed (see `wire`).
@@ -387,6 +400,31 @@ class Explorer:
                 if time.monotonic() - start >= STEPS_SECONDS:
                     break
         return {"steps": found}
+
+    @cached_property
+    def _aligner(self) -> Aligner:
+        return Aligner(Model.of(self.model))
+
+    def align(self, name: str, text: str) -> dict[str, Any]:
+        """Return when each word and phone of a text is said in an input (`Alignment.as_json`)."""
+        opened = self._input(name)
+        if not self._aligns:
+            raise ValueError(
+                "the model does not write the phones of English, so that it cannot align text; "
+                "explore english-phone-recogniser"
+            )
+        if opened.wave is None:
+            raise ValueError("this input has no sound to align; choose a sound")
+        if len(text) > MAX_LETTERS:
+            raise ValueError(
+                f"the text has {len(text)} characters; at most {MAX_LETTERS} can be aligned"
+            )
+        task = Task(opened.wave, text, name=opened.example.pair.name)
+        with self.lock:
+            [found] = self._aligner.align_many([task])
+        if isinstance(found, DataError):
+            raise found
+        return found.as_json()
 
     def wav(self, name: str) -> bytes:
         """Return the sound of an input as a WAV file."""

@@ -1,10 +1,12 @@
 // The page: choose an input, show its outputs and lattice, and keep the view in the address.
 
 import { decoded, encoded } from "./address.js";
+import { AlignmentPanel } from "./alignment.js";
 import { Problem, describeModel, fetchLattice, listExamples, openSource } from "./api.js";
 import { HEAT } from "./colours.js";
 import { differences, shortened } from "./differences.js";
 import { decimal, power } from "./figure.js";
+import { download } from "./files.js";
 import { GRAPHS } from "./bars.js";
 import { Lattice } from "./lattice.js";
 import { Recording } from "./microphone.js";
@@ -17,7 +19,7 @@ const NUM_ROWS = 12; // in the table of numbers
 const REDRAW = 1000; // milliseconds between two drawings of a recording, or as long as one takes
 const RECENT = 10; // seconds of a recording that are in view
 
-let model, stage, player, search;
+let model, stage, player, search, alignment;
 let source = null; // {kind: "example", index}, {kind: "text", text} or {kind: "sound", file}
 let opened = null; // the server's answer to it
 let recording = null; // while the microphone records
@@ -81,7 +83,8 @@ async function open(wanted, view = {}) {
     await showLattice(view.target ?? best, view, mine);
   } catch (error) {
     if (mine !== turn) return;
-    if (source === wanted) $("lattice").hidden = true; // it belongs to the previous input
+    // They belong to the previous input.
+    if (source === wanted) $("lattice").hidden = $("alignment").hidden = true;
     report(error, stillShown());
   } finally {
     if (mine === turn) document.body.classList.remove("busy");
@@ -96,7 +99,9 @@ async function showLattice(target, view = {}, mine = ++turn) {
   $("nothing").hidden = true;
   $("input-name").textContent = opened.name;
   markHypothesis(target);
-  stage.show(new Lattice(packed, model), view.node, view.seen);
+  const lattice = new Lattice(packed, model);
+  alignment.setInput(opened, lattice);
+  stage.show(lattice, view.node, view.seen);
 }
 
 function tryLattice(target) {
@@ -172,7 +177,7 @@ async function drawRecording() {
     source = null;
     opened = { input: mine.input, name: "the recording", target: [], hypotheses: found };
     for (const id of ["input-name", "outputs-name"]) $(id).textContent = opened.name;
-    for (const id of ["play", "space-key", "search", "nothing"]) $(id).hidden = true;
+    for (const id of ["play", "space-key", "alignment", "search", "nothing"]) $(id).hidden = true;
     for (const id of ["outputs", "lattice"]) $(id).hidden = false;
     listHypotheses();
     markExample();
@@ -438,11 +443,7 @@ async function save() {
   const { lattice } = stage;
   const subtitle = `${lattice.target.join(" ") || "(empty)"} — ${model.name}`;
   const blob = await stage.picture(`Output lattice of ${opened.name}`, subtitle);
-  const link = element("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = `lattice-${opened.name.replace(/[^\p{L}\p{N}._-]+/gu, "-").slice(0, 60)}.png`;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  download(blob, `lattice-${opened.name}`, ".png");
 }
 
 async function share() {
@@ -568,6 +569,7 @@ async function start() {
     stage.setCursor(stage.lattice.vector(seconds / model.seconds_per_frame));
   player = new Player({ time: setTime, stopped: showPlay });
   search = new SearchPanel(model, { report, cursor: (t) => stage.setCursor(t) });
+  alignment = new AlignmentPanel(model, { report, playing: () => player.pause() });
   addListeners();
   if (model.num_examples > 0) loadExamples();
   await readAddress();

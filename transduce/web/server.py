@@ -11,6 +11,7 @@
     POST /api/sensitivity   {"view", "t", "u"} -> packed
     POST /api/search        {"input", "beam_width"}: begins Algorithm 1, frame by frame
     POST /api/steps         {"search"}: its next frames
+    POST /api/alignment     {"input", "text"}: when each word and phone of the text is said
     GET  /api/sound/INPUT   WAV, from memory
 
 A request that opens an input returns the input's name, which further requests use. The response to
@@ -105,6 +106,11 @@ class StepsQuery(BaseModel):
     search: str
 
 
+class AlignmentQuery(BaseModel):
+    input: str
+    text: str
+
+
 def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
     """Return the application of the server, which answers for `host` and for localhost.
 
@@ -195,6 +201,10 @@ def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
     @app.post("/api/steps")
     def steps(query: StepsQuery) -> Response:
         return JSONResponse(explorer.steps(query.search))
+
+    @app.post("/api/alignment")
+    def align(query: AlignmentQuery) -> Response:
+        return JSONResponse(explorer.align(query.input, query.text))
 
     @app.get("/api/sound/{name}")
     def sound(name: str) -> Response:

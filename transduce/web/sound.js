@@ -1,4 +1,4 @@
-// A player for the sound of an input.
+// Players for the sound of an input: one for all of it, one for stretches.
 
 import { fetchSound } from "./api.js";
 
@@ -43,5 +43,43 @@ export class Player {
       requestAnimationFrame(follow);
     };
     follow();
+  }
+}
+
+export class StretchPlayer {
+  setInput(input) {
+    this.stop();
+    Object.assign(this, { input, samples: null });
+  }
+
+  stop() {
+    this.node?.stop();
+    this.node = null;
+    this.turn = {}; // a stretch that is still to begin belongs to an earlier turn
+  }
+
+  // Play from one time to another, in seconds; call ended() at its end, or when it is stopped.
+  async play(from, to, ended) {
+    this.stop();
+    const { turn } = this;
+    this.context ??= new AudioContext();
+    this.samples ??= this.load();
+    const buffer = await this.samples;
+    await this.context.resume();
+    if (this.turn !== turn) return ended();
+    this.node = new AudioBufferSourceNode(this.context, { buffer });
+    this.node.connect(this.context.destination);
+    this.node.onended = ended;
+    this.node.start(0, from, to - from);
+  }
+
+  async load() {
+    try {
+      const sound = await fetchSound(this.input);
+      return await this.context.decodeAudioData(await sound.arrayBuffer());
+    } catch (error) {
+      this.samples = null; // the next click tries again
+      throw error;
+    }
   }
 }
