@@ -146,7 +146,7 @@ def assert_bars(page, explorer, view):
 
 
 def address_of(page):
-    page.wait_for_timeout(150)
+    page.wait_for_timeout(300)  # the page writes its address 120 ms after the last change
     return parse_qs(urlsplit(page.url).fragment, keep_blank_values=True)
 
 
