@@ -7,15 +7,20 @@ import torch
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 from torch.testing import assert_close
 
+from transduce.alignment import boundaries as boundaries_module
 from transduce.alignment import phone_hmm
+from transduce.alignment.boundaries import Heard, boundaries, emission_boundaries
 from transduce.alignment.phone_hmm import (
     ACOUSTIC_SCALE,
     Edge,
     PhoneHMM,
     boundary_posterior,
+    shipped_hmm,
     state_lattice,
 )
 from transduce.audio.features import FeatureSettings
+from transduce.decoding.search import transcribe
+from transduce.model.model import load
 from transduce.model.tensors import CheckpointError, write_tensors
 
 SETTINGS = FeatureSettings(window=0.020, shift=0.005, num_deltas=2, delta_reach=3)
@@ -201,6 +206,64 @@ def test_another_file_is_refused(tmp_path):
     write_tensors(path, {"means": hmm.means}, {}, "model")
     with pytest.raises(CheckpointError, match="is model, not phone HMM"):
         PhoneHMM.load(path)
+
+
+def test_the_shipped_model_has_the_phones_of_english_and_small_files():
+    hmm = shipped_hmm()
+    assert len(hmm.symbols) == 39 and list(hmm.symbols) == sorted(hmm.symbols)
+    assert hmm.settings == SETTINGS
+    assert_close(hmm.log_weights.logsumexp(1), torch.zeros(118), rtol=0, atol=2e-2)
+    assert phone_hmm.SHIPPED.stat().st_size < 400_000
+    assert phone_hmm.SHIPPED.with_suffix(".md").is_file()
+
+
+@pytest.fixture(scope="module")
+def recogniser():
+    return load("english-phone-recogniser")
+
+
+@pytest.fixture(scope="module")
+def heard(recogniser):
+    samples = 0.1 * torch.randn(16_000, generator=torch.Generator().manual_seed(4))
+    frames = recogniser.signature.example(samples).frames
+    [vectors] = transcribe(recogniser.network, frames[None], torch.tensor([len(frames)]))
+    return Heard(lambda: samples, vectors, 1.0)
+
+
+def test_alignment_takes_the_boundaries_of_the_shipped_model(recogniser, heard):
+    phones = ["HH", "AH", "L", "OW"]
+    labels = tuple(recogniser.signature.targets.encode(phones))
+    emitted = emission_boundaries(recogniser, heard, labels)
+    spans = [(one.start.time, one.end.time) for one in emitted]
+    wanted = shipped_hmm().boundaries(heard.read(), phones, spans)
+    found = boundaries(recogniser, heard, labels)
+    assert [(one.start, one.end) for one in found] == wanted
+    assert [one.confidence for one in found] == [one.confidence for one in emitted]
+    assert found != emitted
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"symbols": tuple("abc")},
+        {"settings": FeatureSettings(sample_rate=8000)},
+    ],
+    ids=["symbols", "sample rate"],
+)
+def test_other_phones_and_sample_rates_keep_the_boundaries_of_emissions(
+    recogniser, heard, monkeypatch, other
+):
+    hmm = replace(shipped_hmm(), **other)
+    monkeypatch.setattr(boundaries_module, "shipped_hmm", lambda: hmm)
+    labels = tuple(recogniser.signature.targets.encode(["HH", "AH"]))
+    found = boundaries(recogniser, heard, labels)
+    assert found == emission_boundaries(recogniser, heard, labels)
+
+
+def test_phones_without_enough_frames_keep_the_boundaries_of_emissions(recogniser, heard):
+    labels = tuple(recogniser.signature.targets.encode(["AH", "T"] * 33))  # 200 states
+    found = boundaries(recogniser, heard, labels)
+    assert found == emission_boundaries(recogniser, heard, labels)
 
 
 def test_an_edge_can_be_shifted():
