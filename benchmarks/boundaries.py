@@ -1,10 +1,12 @@
 """Phone boundaries of forced alignment against the hand labels of TIMIT.
 
-    python benchmarks/boundaries.py TIMIT [--boundaries MODULE:FUNCTION] [--limit N] [--json FILE]
+    python benchmarks/boundaries.py TIMIT [--emissions | --boundaries MODULE:FUNCTION] [--limit N]
 
 FUNCTION takes samples [N] of 16 kHz and a sequence of phones (of the 39 ARPAbet phones), and
-returns the (start, end) of each phone in seconds; without it, the shipped recogniser's lattice is
-measured. TIMIT is the folder of the corpus or of its sample. Nothing may be fitted to it.
+returns the (start, end) of each phone in seconds; without it, the boundaries of `transduce align`
+are measured, and with --emissions those of the shipped recogniser alone. --json FILE writes the
+measures to a file too. TIMIT is the folder of the corpus or of its sample. Nothing may be fitted to
+it.
 
 **Reference.** The 61 labels become ARPAbet phones. A closure and the burst after it are one phone,
 and a closure alone is its stop; before ch and jh a closure belongs to the affricate. Silences (h#,
@@ -18,6 +20,9 @@ L, M, N, NG; the flap dx is T; ix is IH; ax and ax-h are AH; axr is ER.
 variants of the sentence's words. The phones are matched with the reference by edit distance; errors
 are those of equal phones, the ends of those that the reference puts before a pause. Precision,
 recall and F1 count all boundaries of both sides, matched in order, one to one, within 20 ms.
+
+**Within the bounds** are the starts of reference phones between the 5 % and 95 % quantiles that the
+aligner gives.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ import numpy as np
 import torch
 from rapidfuzz.distance import Levenshtein
 
-from transduce.alignment.boundaries import Heard, boundaries
+from transduce.alignment.boundaries import Boundaries, Heard, boundaries, emission_boundaries
 from transduce.alignment.pronunciations import english_lexicon
 from transduce.alignment.variants import choose_pronunciations
 from transduce.audio.sound import read_wave
@@ -178,8 +183,9 @@ def _equal_phones(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int,
 class Recogniser:
     """The shipped recogniser: phones of a text, and the boundaries of phones."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, emissions: bool = False) -> None:
         self.model = model
+        self._boundaries = emission_boundaries if emissions else boundaries
         self._weights = packed_weights(model.network.prediction_network)
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -203,11 +209,29 @@ class Recogniser:
         chosen = choose_pronunciations(self.vectors(samples), self._weights, words)
         return alphabet.decode(chosen.path.labels)
 
-    def __call__(self, samples: torch.Tensor, phones: Sequence[str]) -> Spans:
-        """Return the start and end of each phone."""
+    def intervals(self, samples: torch.Tensor, phones: Sequence[str]) -> list[Boundaries]:
+        """Return the interval of each phone, with its bounds."""
         labels = tuple(self.model.signature.targets.encode(phones))
         heard = Heard(lambda: samples, self.vectors(samples), len(samples) / RATE)
-        return [(one.start.time, one.end.time) for one in boundaries(self.model, heard, labels)]
+        return self._boundaries(self.model, heard, labels)
+
+    def __call__(self, samples: torch.Tensor, phones: Sequence[str]) -> Spans:
+        """Return the start and end of each phone."""
+        return [(one.start.time, one.end.time) for one in self.intervals(samples, phones)]
+
+
+def share_within_bounds(corpus: Sequence[Sentence], recogniser: Recogniser) -> float:
+    """Return the share of the reference's starts that lie within the bounds of ours."""
+    within = [
+        found.start.earliest <= segment.start <= found.start.latest
+        for one in corpus
+        for segment, found in zip(
+            one.segments,
+            recogniser.intervals(one.samples, [segment.phone for segment in one.segments]),
+            strict=True,
+        )
+    ]
+    return float(np.mean(within))
 
 
 def measure(
@@ -227,11 +251,13 @@ def main() -> None:
     """Print the table of a boundary function."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("--boundaries", help="MODULE:FUNCTION; the shipped recogniser by default")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--boundaries", help="MODULE:FUNCTION; those of the aligner by default")
+    what.add_argument("--emissions", action="store_true", help="measure the recogniser alone")
     parser.add_argument("--limit", type=int, help="measure the first N sentences only")
     parser.add_argument("--json", type=Path, help="write the measures to a file too")
     arguments = parser.parse_args()
-    recogniser = Recogniser(load("english-phone-recogniser"))
+    recogniser = Recogniser(load("english-phone-recogniser"), arguments.emissions)
     function: BoundaryFunction = recogniser
     if arguments.boundaries:
         sys.path.insert(0, str(Path.cwd()))
@@ -243,6 +269,8 @@ def main() -> None:
     for measured in next(iter(tables.values())):
         numbers = " | ".join(f"{table[measured]:.1f}" for table in tables.values())
         print(f"| {measured} | {numbers} |")
+    if function is recogniser:
+        print(f"\n{100 * share_within_bounds(corpus, recogniser):.1f} % within the bounds")
     if arguments.json:
         arguments.json.write_text(json.dumps(tables, indent=2))
 

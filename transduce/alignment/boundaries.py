@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from transduce.alignment.phone_hmm import Edge, shipped_hmm
 from transduce.architectures import Transducer
 from transduce.decoding.hypothesis import Hypothesis, Labels, Timing, lattice_timings
 from transduce.model.model import Model
@@ -26,18 +27,6 @@ class Heard:
     seconds: float
 
 
-class Edge(NamedTuple):
-    """The start or end of a phone, in seconds."""
-
-    time: float
-    earliest: float  # the 5 % quantile of its posterior
-    latest: float  # the 95 % quantile
-
-    def shifted(self, seconds: float) -> Edge:
-        """Return the edge so many seconds later."""
-        return Edge(self.time + seconds, self.earliest + seconds, self.latest + seconds)
-
-
 class Boundaries(NamedTuple):
     """The interval of a phone; where it ends before the next one starts, there is a pause."""
 
@@ -48,6 +37,27 @@ class Boundaries(NamedTuple):
 
 def boundaries(model: Model, heard: Heard, labels: Labels) -> list[Boundaries]:
     """Return the interval of each phone, given the phones of a stretch of sound.
+
+    The emissions of the model tell where the pauses are. If its phones are those of the shipped
+    hidden Markov model, and its sound has the same sample rate, that model finds the boundaries.
+    """
+    emitted = emission_boundaries(model, heard, labels)
+    targets, features, hmm = model.signature.targets, model.signature.features, shipped_hmm()
+    if (
+        set(targets.symbols) != set(hmm.symbols)
+        or features is None
+        or features.sample_rate != hmm.settings.sample_rate
+    ):
+        return emitted
+    spans = [(one.start.time, one.end.time) for one in emitted]
+    refined = hmm.boundaries(heard.read(), targets.decode(labels), spans)
+    if refined is None:
+        return emitted
+    return [Boundaries(*edges, one.confidence) for edges, one in zip(refined, emitted, strict=True)]
+
+
+def emission_boundaries(model: Model, heard: Heard, labels: Labels) -> list[Boundaries]:
+    """Return the interval of each phone from the model's own emissions.
 
     The lattice of the phones gives the posterior of each emission. `Transcript.spans` turns the
     most probable alignment into starts and ends. An edge that follows from an emission is as

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from transduce.alignment.phone_hmm import shipped_hmm
 from transduce.alphabet import Alphabet
 from transduce.architectures import (
     CTC,
@@ -180,6 +181,7 @@ def _align() -> None:
     network = Transducer(LABELS, LABELS, SIZE).prediction_network
     path = LabelPath.of(torch.rand(5, LABELS + 1), packed_weights(network), (1, 2))
     path.gains([Detour(0, 1, (3,))])
+    shipped_hmm().boundaries(torch.rand(8000) - 0.5, ["AA"], [(0.1, 0.2)])
 
 
 WORK = {
