@@ -27,7 +27,6 @@ from transduce.audio.sound import LongSound, read_wave
 from transduce.audio.windows import Window
 from transduce.data.batches import Example
 from transduce.data.pairs import Audio, DataError, Pair
-from transduce.decoding.cpu.prediction import packed_weights
 from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.hypothesis import Labels
 from transduce.decoding.options import SearchOptions
@@ -99,6 +98,8 @@ class Aligner:
     """A transducer of phones that aligns texts with sounds."""
 
     def __init__(self, model: Model, lexicon: Lexicon | None = None) -> None:
+        from transduce.decoding.cpu.prediction import packed_weights  # it needs Numba
+
         check_aligns(model)
         self.model, self._lexicon = model, lexicon
         assert isinstance(model.network, Transducer)

@@ -11,17 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.decoding.cpu.prediction import PackedWeights, step_levels
 from transduce.decoding.hypothesis import Labels
 from transduce.kernels.sentinels import NEVER
-from transduce.lattice.cpu.detours import detour_log_likelihoods, variables
 from transduce.lattice.loss import lattice_transitions
+
+if TYPE_CHECKING:  # what needs Numba is imported when it is used
+    from transduce.decoding.cpu.prediction import PackedWeights
 
 CONTEXT = 3  # labels after a detour whose prediction vectors it changes: accuracy against time
 # A detour's alignments are summed over the vectors from where y emits the label so many labels
@@ -61,6 +62,8 @@ class LabelPath:
     @cached_property
     def _variables(self) -> tuple[np.ndarray, np.ndarray]:
         """ln α(t,u) and ln β(t,u), [T, U+1]."""
+        from transduce.lattice.cpu.detours import variables
+
         g = torch.from_numpy(_Steps(self.weights, self.labels).predictions())
         y = torch.tensor(self.labels, dtype=torch.int64)
         arrows = lattice_transitions(torch.from_numpy(self.vectors), g, y)
@@ -85,6 +88,8 @@ class LabelPath:
 
     def gains(self, detours: Sequence[Detour]) -> np.ndarray:
         """Return ln of each detour's likelihood ratio against y, [N]."""
+        from transduce.lattice.cpu.detours import detour_log_likelihoods
+
         if not detours:
             return np.empty(0)
         U, steps = len(self.labels), _Steps(self.weights, self.labels)
@@ -155,6 +160,8 @@ class _Steps:
 
     def predictions(self) -> np.ndarray:
         """Return g of every node, [N, K+1], in float64."""
+        from transduce.decoding.cpu.prediction import step_levels
+
         levels = np.array(self._levels)
         order = np.argsort(levels, kind="stable")
         place = np.empty(len(order), np.int64)

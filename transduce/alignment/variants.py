@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise, product
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
 from transduce.alignment.detours import CONTEXT, Detour, LabelPath
-from transduce.decoding.cpu.prediction import PackedWeights
 from transduce.decoding.hypothesis import Labels
+
+if TYPE_CHECKING:  # it needs Numba
+    from transduce.decoding.cpu.prediction import PackedWeights
 
 # Labels by which the place of a word may differ, where e^DOUBT is the likelihood ratio of something
 # else: more detours against surer ratios.

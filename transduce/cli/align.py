@@ -1,7 +1,4 @@
-"""The command that aligns known texts with sound.
-
-Alignment needs Numba, which is imported only when the command runs.
-"""
+"""The command that aligns known texts with sound."""
 
 from __future__ import annotations
 
@@ -9,10 +6,11 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from transduce.alignment.align import Aligner, Task
 from transduce.alignment.result import Alignment
 from transduce.cli.outputs import OutputFolder
 from transduce.cli.runs import Device, load_runs
@@ -21,9 +19,6 @@ from transduce.data.manifest import read_spoken
 from transduce.data.pairs import Audio, DataError, Origin, Pair
 from transduce.files import write_by_rename
 from transduce.model.inputs import distinct_names
-
-if TYPE_CHECKING:
-    from transduce.alignment.align import Task
 
 Form = Annotated[
     Literal["txt", "json", "textgrid", "ctm", "srt", "vtt"], Parameter(name="--format")
@@ -90,8 +85,6 @@ def align(
     device
         The device to compute on.
     """
-    from transduce.alignment.align import Aligner
-
     with user_errors():
         skipped: list[DataError] = []
         tasks = _tasks(sound, text, text_file, phones, skipped)
@@ -145,8 +138,6 @@ def _tasks(
 
     Append the errors of a manifest's lines to `skipped`.
     """
-    from transduce.alignment.align import Task
-
     given = [one for one in (text, text_file, phones) if one is not None]
     if sound.suffix == ".jsonl":
         if given:

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from transduce.alignment.detours import Detour, LabelPath
 from transduce.alignment.phone_hmm import shipped_hmm
 from transduce.alphabet import Alphabet
 from transduce.architectures import (
@@ -175,8 +176,7 @@ def _parts() -> None:
 
 
 def _align() -> None:
-    from transduce.alignment.detours import Detour, LabelPath
-    from transduce.decoding.cpu.prediction import packed_weights
+    from transduce.decoding.cpu.prediction import packed_weights  # it needs Numba
 
     network = Transducer(LABELS, LABELS, SIZE).prediction_network
     path = LabelPath.of(torch.rand(5, LABELS + 1), packed_weights(network), (1, 2))
