@@ -1,6 +1,7 @@
-"""Small transducers with random weights, for the tests of the explorer."""
+"""Small transducers with random weights, a server and a browser, for the tests of the explorer."""
 
 import io
+import shutil
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ from transduce.model.checkpoint import TrainedModel
 from transduce.model.signature import Signature
 from transduce.web.server import ExplorerServer
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 RATE = 16_000
 SPACES = Notation("spaces", None)
 CHARACTERS = Notation("characters", None)
@@ -107,3 +109,37 @@ def serving(explorer):
         server.should_exit = True
         thread.join()
         listening.close()
+
+
+@contextmanager
+def launched_browser():
+    """Run a Chromium that plays sound without a click; yield it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        options = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened_pages(browser, timeout):
+    """Yield a function that opens pages; fail at the end if a script reports an error."""
+    contexts, complaints = [], []
+
+    def make(address, width=1200, **options):
+        size = {"width": width, "height": 900}
+        contexts.append(browser.new_context(viewport=size, accept_downloads=True, **options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(timeout)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
+        page.goto(address)
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+    # A browser reports any answer of 4xx, which the page turns into a sentence.
+    assert [c for c in complaints if "Failed to load resource" not in c] == []

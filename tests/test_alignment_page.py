@@ -2,13 +2,21 @@
 
 import json
 import re
-import shutil
 from itertools import pairwise
 
 import pytest
 import torch
-from explored import serving, sound, sound_model, sound_pairs, wav_bytes
-from playwright.sync_api import expect, sync_playwright
+from explored import (
+    CHROMIUM,
+    launched_browser,
+    opened_pages,
+    serving,
+    sound,
+    sound_model,
+    sound_pairs,
+    wav_bytes,
+)
+from playwright.sync_api import expect
 
 from transduce.alignment.align import Aligner, Task
 from transduce.alignment.boundaries import Boundaries, Edge
@@ -19,7 +27,6 @@ from transduce.model.model import load
 from transduce.web import explorer as exploring
 from transduce.web.explorer import Explorer
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium; apt-get install chromium"
 )
@@ -76,34 +83,20 @@ def address(model):
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_playwright() as playwright:
-        options = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+    with launched_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
 def new_page(browser):
-    """Yield a function that opens pages; fail the test if a script reports an error."""
-    contexts, complaints = [], []
+    with opened_pages(browser, timeout=20_000) as make:
 
-    def make(address, width=1200, **options):
-        size = {"width": width, "height": 900}
-        contexts.append(browser.new_context(viewport=size, accept_downloads=True, **options))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(20_000)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
-        page.goto(address)
-        expect(page.locator("#model")).to_contain_text("symbols")
-        return page
+        def make_and_wait(*arguments, **options):
+            page = make(*arguments, **options)
+            expect(page.locator("#model")).to_contain_text("symbols")
+            return page
 
-    yield make
-    for context in contexts:
-        context.close()
-    # A browser reports any answer of 4xx, which the page turns into a sentence.
-    assert [c for c in complaints if "Failed to load resource" not in c] == []
+        yield make_and_wait
 
 
 def send(page, samples, name="tone.wav"):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import threading
 from collections import Counter
 from itertools import pairwise
@@ -13,7 +12,10 @@ import pytest
 import torch
 from explored import (
     CHARACTERS,
+    CHROMIUM,
     SPACES,
+    launched_browser,
+    opened_pages,
     serving,
     sharp_network,
     sound,
@@ -23,7 +25,7 @@ from explored import (
     text_pairs,
     wav_bytes,
 )
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from transduce.alphabet import Alphabet
 from transduce.analysis import output_bars, sensitivity, view_lattice
@@ -35,7 +37,6 @@ from transduce.model.signature import Signature
 from transduce.web import explorer as exploring
 from transduce.web.explorer import Explorer
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium; apt-get install chromium"
 )
@@ -57,33 +58,14 @@ def heard(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_playwright() as playwright:
-        options = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+    with launched_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
 def new_page(browser):
-    """Yield a function that opens pages; fail the test if a script reports an error."""
-    contexts, complaints = [], []
-
-    def make(address, width=1200, **options):
-        size = {"width": width, "height": 900}
-        contexts.append(browser.new_context(viewport=size, accept_downloads=True, **options))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(10_000)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
-        page.goto(address)
-        return page
-
-    yield make
-    for context in contexts:
-        context.close()
-    # A browser reports any answer of 4xx, which the page turns into a sentence.
-    assert [c for c in complaints if "Failed to load resource" not in c] == []
+    with opened_pages(browser, timeout=10_000) as make:
+        yield make
 
 
 def pick(page, name):
