@@ -60,7 +60,13 @@ def listened(content, *options, folder, piece=1000, monkeypatch):
     with piped(content, piece) as pipe, monkeypatch.context() as patched:
         patched.setattr("commands.replaced_input", lambda _: contextmanager(in_place)(pipe))
         model = () if "--model" in options else ("--model", "live")
-        return run_command("listen", "-", *model, *options, folder=folder)
+        done = run_command("listen", "-", *model, *options, folder=folder)
+        # The command leaves its reader to the end of the process; here it would read the next pipe,
+        # which may have the same file descriptor.
+        for thread in threading.enumerate():
+            if thread.name == "sound":
+                thread.join(10)
+        return done
 
 
 def in_place(pipe):
