@@ -15,7 +15,9 @@ PACKAGE = ROOT / "transduce"
 # From the top of the tree down. The files of a folder come together; its __init__ comes last.
 ORDER = [
     *("alphabet", "files", "settings", "sequences"),
-    *("data.pairs", "data.manifest", "data.timit", "data.dictionaries", "data.batches", "data"),
+    *("data.pairs", "data.records", "data.manifest", "data.kaldi", "data.lhotse"),
+    *("data.common_voice", "data.parquet", "data.shards", "data.kinds", "data.contents"),
+    *("data.timit", "data.dictionaries", "data.batches", "data"),
     *("kernels.openmp", "kernels.simd.cache", "kernels.simd.options", "kernels.simd.threads"),
     *("kernels.simd.functions", "kernels.simd.products", "kernels.simd.int8"),
     *("kernels.simd.affine", "kernels.simd"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -15,10 +16,13 @@ import torch
 from torch import Tensor
 
 from transduce.audio.resampling import RateError, resample
+from transduce.data.contents import open_sound
 from transduce.data.pairs import Audio, Origin
+from transduce.data.parquet import ContentError
 
 NO_SUCH_FILE = 7  # libsndfile's SFE_BAD_FILE
 BLOCK = 1 << 22  # samples read at once
+CONVERT = "--data.convert true (train) or --convert"  # the options that resample and mix
 MOST_HEADER = 1 << 20  # bytes of a NIST SPHERE file's header
 
 
@@ -111,18 +115,17 @@ def read_sound(
     Raise a DataError that begins with `origin`, the line of the manifest that names the file; by
     default it begins with the file.
     """
-    path = audio.path
-    error_of = partial((origin or Origin(path)).file_error, path)
-    if not path.is_file():
-        raise error_of(f"there is no file {path}; check the path")
+    error_of = partial((origin or Origin(audio.path)).file_error, audio)
+    if not audio.path.is_file():
+        raise error_of(f"there is no file {audio.path}; check the path")
 
     rate, header = sample_rate, dict[str, str]()
 
     def read_header() -> None:
-        header.update(sphere_header(path) or {})
+        header.update(sphere_header(audio) or {})
         if "shorten" in header.get("sample_coding", ""):
             raise error_of(
-                f"{path} is compressed by shorten; decompress it with `sph2pipe -f wav` or `sox`"
+                f"{audio} is compressed by shorten; decompress it with `sph2pipe -f wav` or `sox`"
             )
 
     def check(sound: soundfile.SoundFile) -> None:
@@ -132,39 +135,38 @@ def read_sound(
             read_header()
         if rate != sample_rate and not convert:
             raise error_of(
-                f"{path} has {rate} samples a second where {sample_rate} are wanted; train with "
-                f"--data.features.sample_rate {rate}, or convert it with "
-                f"`sox {path.name} -r {sample_rate} new.wav`"
+                f"{audio} has {rate} samples a second where {sample_rate} are wanted; train with "
+                f"--data.features.sample_rate {rate}, or resample it with {CONVERT}"
             )
         if sound.channels != 1 and not convert:
             raise error_of(
-                f"{path} has {sound.channels} channels; mix them into one with "
-                f"`sox {path.name} -c 1 new.wav`"
+                f"{audio} has {sound.channels} channels; mix them into one with {CONVERT}"
             )
         if audio.start is not None and round(audio.start * rate) >= sound.frames > 0:
             raise error_of(
-                f"{path} has {sound.frames / rate:.2f} seconds, so that the offset "
+                f"{audio} has {sound.frames / rate:.2f} seconds, so that the offset "
                 f"{audio.start:.2f} is past its end; correct the offset"
             )
         if longest is not None and part_seconds(audio, sound.frames, rate) > longest:
-            raise LongSound(f"{path} has more than {longest:g} seconds")
+            raise LongSound(f"{audio} has more than {longest:g} seconds")
 
     # Without a start, the duration is only what the manifest promises of the whole file.
     start, duration = (0.0, None) if audio.start is None else (audio.start, audio.duration)
     try:
         try:
-            wave = decode(path, sample_rate, check, start=start, duration=duration)
+            with open_sound(audio) as file:
+                wave = decode(file, sample_rate, check, start=start, duration=duration)
         except UnreadableSound:
             read_header()  # which may have a better reason
             raise
     except RateError as error:
         raise error_of(
-            f"{path}: {error}; convert it with `sox {path.name} -r {sample_rate} new.wav`"
+            f"{audio}: {error}; convert it with `sox old.wav -r {sample_rate} new.wav`"
         ) from None
-    except (UnreadableSound, OSError) as error:
+    except (UnreadableSound, ContentError, OSError) as error:
         reason = f" ({error})" if str(error) else ""
         raise error_of(
-            f"{path} is not audio that can be read{reason}; record or convert it again"
+            f"{audio} is not audio that can be read{reason}; record or convert it again"
         ) from None
     promised = audio.duration
     counts = [header.get(name, "") for name in ("sample_count", "sample_rate")]
@@ -174,14 +176,17 @@ def read_sound(
     # A file that was cut off lacks the end of its transcript.
     if promised is not None and seconds < 0.95 * promised - 0.1:
         raise error_of(
-            f"{path} ends after {seconds:.2f} of its {promised:.2f} seconds; copy it again"
+            f"{audio} ends after {seconds:.2f} of its {promised:.2f} seconds; copy it again"
         )
     return wave, rate
 
 
-def sphere_header(path: Path) -> dict[str, str] | None:
+def sphere_header(audio: Audio) -> dict[str, str] | None:
     """Read the header fields of a NIST SPHERE file; return None for any other kind of file."""
-    with path.open("rb") as file:
+    with ExitStack() as stack:
+        file = stack.enter_context(open_sound(audio))
+        if isinstance(file, Path):
+            file = stack.enter_context(file.open("rb"))
         magic, size = file.readline(8), file.readline(16)
         if magic.strip() != b"NIST_1A" or not size.strip().isdigit():
             return None
