@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import soundfile
@@ -23,6 +23,7 @@ from transduce.data.parquet import ContentError
 NO_SUCH_FILE = 7  # libsndfile's SFE_BAD_FILE
 BLOCK = 1 << 22  # samples read at once
 CONVERT = "--data.convert true (train) or --convert"  # the options that resample and mix
+UNREADABLE = "is not audio that can be read{}; record or convert it again"
 MOST_HEADER = 1 << 20  # bytes of a NIST SPHERE file's header
 
 
@@ -142,11 +143,8 @@ def read_sound(
             raise error_of(
                 f"{audio} has {sound.channels} channels; mix them into one with {CONVERT}"
             )
-        if audio.start is not None and round(audio.start * rate) >= sound.frames > 0:
-            raise error_of(
-                f"{audio} has {sound.frames / rate:.2f} seconds, so that the offset "
-                f"{audio.start:.2f} is past its end; correct the offset"
-            )
+        if (problem := _wrong_offset(audio, sound.frames, rate)) is not None:
+            raise error_of(problem)
         if longest is not None and part_seconds(audio, sound.frames, rate) > longest:
             raise LongSound(f"{audio} has more than {longest:g} seconds")
 
@@ -165,20 +163,59 @@ def read_sound(
         ) from None
     except (UnreadableSound, ContentError, OSError) as error:
         reason = f" ({error})" if str(error) else ""
-        raise error_of(
-            f"{audio} is not audio that can be read{reason}; record or convert it again"
-        ) from None
+        raise error_of(f"{audio} {UNREADABLE.format(reason)}") from None
     promised = audio.duration
     counts = [header.get(name, "") for name in ("sample_count", "sample_rate")]
     if audio.start is None and all(count.isdigit() for count in counts):
         promised = int(counts[0]) / max(1, int(counts[1]))
     seconds = len(wave) / sample_rate
-    # A file that was cut off lacks the end of its transcript.
-    if promised is not None and seconds < 0.95 * promised - 0.1:
-        raise error_of(
-            f"{audio} ends after {seconds:.2f} of its {promised:.2f} seconds; copy it again"
-        )
+    if (problem := _cut_off(audio, seconds, promised)) is not None:
+        raise error_of(problem)
     return wave, rate
+
+
+class Header(NamedTuple):
+    """What the header of a sound file says of a sound."""
+
+    seconds: float  # of the part that is meant
+    sample_rate: int
+    channels: int
+
+
+def read_sound_header(audio: Audio, origin: Origin | None = None) -> Header:
+    """Read the header of a sound without decoding it; raise a DataError as `read_sound` does."""
+    error_of = partial((origin or Origin(audio.path)).file_error, audio)
+    if not audio.path.is_file():
+        raise error_of(f"there is no file {audio.path}; check the path")
+    try:
+        with open_sound(audio) as file:
+            info = soundfile.info(file)
+    except (soundfile.SoundFileError, ContentError, OSError, TypeError) as error:
+        missing = getattr(error, "code", None) == NO_SUCH_FILE
+        reason = "" if missing else str(getattr(error, "error_string", error)).rstrip(".")
+        raise error_of(f"{audio} {UNREADABLE.format(f' ({reason})' if reason else '')}") from None
+    seconds = part_seconds(audio, info.frames, info.samplerate)
+    problem = _wrong_offset(audio, info.frames, info.samplerate)
+    problem = problem or _cut_off(audio, seconds, audio.duration)
+    if problem is not None:
+        raise error_of(problem)
+    return Header(seconds, info.samplerate, info.channels)
+
+
+def _wrong_offset(audio: Audio, num_samples: int, rate: int) -> str | None:
+    if audio.start is None or not round(audio.start * rate) >= num_samples > 0:
+        return None
+    return (
+        f"{audio} has {num_samples / rate:.2f} seconds, so that the offset {audio.start:.2f} is "
+        "past its end; correct the offset"
+    )
+
+
+def _cut_off(audio: Audio, seconds: float, promised: float | None) -> str | None:
+    """Say what is wrong with a file that was cut off: it lacks the end of its transcript."""
+    if promised is None or seconds >= 0.95 * promised - 0.1:
+        return None
+    return f"{audio} ends after {seconds:.2f} of its {promised:.2f} seconds; copy it again"
 
 
 def sphere_header(audio: Audio) -> dict[str, str] | None:
