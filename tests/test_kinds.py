@@ -2,13 +2,14 @@
 
 import json
 import re
+import shlex
 import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from commands import transduce
+from commands import ROOT, transduce
 from datasets import NAMES, TEXTS, WRITERS, encoded, samples, write_manifest, write_shards
 from safetensors.torch import load_file
 
@@ -119,6 +120,25 @@ def test_a_network_is_trained_evaluated_and_asked_for_transcripts(data, name, ru
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
         f"{one}.txt" for one in NAMES
     ]
+
+
+def test_the_lines_of_the_documentation_run(tmp_path):
+    page = (ROOT / "docs" / "data.md").read_text()
+    lines = re.findall(r"^transduce (train .*)$", page, re.M)
+    assert len(lines) == 6
+    for name, place in (
+        *(("manifest", "."), ("kaldi", "kaldi"), ("lhotse", "."), ("common-voice", "cv-corpus/en")),
+        *(("parquet", "."), ("shards", ".")),
+    ):
+        WRITERS[name](tmp_path / place)
+    (tmp_path / "all.jsonl").rename(tmp_path / "train.jsonl")
+    (tmp_path / "kaldi" / "kaldi").rename(tmp_path / "kaldi" / "train")
+    small = ["network.hidden_size=4", "network.num_layers=1", "train.max_epochs=1"]
+    small += ["train.validate_every=1", "data.num_validation=1"]
+    for number, line in enumerate(lines):
+        options = [f"--{setting}" for setting in small] + ["--run", f"runs/{number}"]
+        done = transduce(*shlex.split(line), *options, folder=tmp_path)
+        assert done.returncode == 0, (line, done.stderr)
 
 
 @every_kind
