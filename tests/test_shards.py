@@ -3,12 +3,14 @@
 import io
 import json
 import tarfile
+from functools import partial
 
 import pytest
 from commands import transduce
 from datasets import encoded, samples, write_tar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from memory import extra_megabytes, needs_proc
 
 from transduce.audio.sound import read_wave
 from transduce.audio.windows import sound_seconds
@@ -151,6 +153,16 @@ def test_a_member_that_claims_terabytes_takes_no_memory(tmp_path):
     (tmp_path / "a.tar").write_bytes(header.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
     with pytest.raises(DataError, match="its bytes are not all in the archive"):
         pairs_of(tmp_path / "a.tar")
+
+
+@needs_proc
+def test_the_members_of_an_archive_are_not_kept_in_memory(tmp_path):
+    members = [(f"{n:06}.{kind}", b"x") for n in range(10_000) for kind in KINDS]
+    path = write_tar(tmp_path / "a.tar", members)
+    count = []
+    read = partial(read_pairs, path, CHARACTERS)
+    assert extra_megabytes(lambda: count.append(sum(1 for _ in read()))) < 6
+    assert count == [10_000]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
