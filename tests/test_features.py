@@ -238,7 +238,7 @@ def broken_files(folder):
         (
             pair_of(folder / "rate.wav"),
             "has 8000 samples a second where 16000 are wanted; train with "
-            "--data.features.sample_rate 8000, or convert it with `sox rate.wav -r 16000",
+            "--data.features.sample_rate 8000, or resample it with --data.convert true",
         ),
         (pair_of(folder / "stereo.wav"), "has 2 channels; mix them"),
         (pair_of(folder / "short.wav"), "has 19 ms of sound where a window takes 25; leave"),

@@ -15,7 +15,9 @@ PACKAGE = ROOT / "transduce"
 # From the top of the tree down. The files of a folder come together; its __init__ comes last.
 ORDER = [
     *("alphabet", "files", "settings", "sequences"),
-    *("data.pairs", "data.manifest", "data.timit", "data.dictionaries", "data.batches", "data"),
+    *("data.pairs", "data.records", "data.manifest", "data.kaldi", "data.lhotse"),
+    *("data.common_voice", "data.parquet", "data.shards", "data.kinds", "data.contents"),
+    *("data.timit", "data.dictionaries", "data.batches", "data"),
     *("kernels.openmp", "kernels.simd.cache", "kernels.simd.options", "kernels.simd.threads"),
     *("kernels.simd.functions", "kernels.simd.products", "kernels.simd.int8"),
     *("kernels.simd.affine", "kernels.simd"),
@@ -60,10 +62,12 @@ ORDER = [
     "alignment.phone_hmm",
     *("alignment.boundaries", "alignment.long", "alignment.result", "alignment.align", "alignment"),
     "tables",
-    *("training.corpus", "training.recipe", "training.pretraining", "training.regularisation"),
+    *("training.corpus", "training.recipe", "training.inspection", "training.pretraining"),
+    "training.regularisation",
     *("training.progress", "training.lock", "training.checks", "training.teachers"),
     *("training.fit", "training"),
     *("analysis.lattice", "analysis.sensitivity", "analysis.colours", "analysis.figures"),
+    "analysis.data_figure",
     "analysis",
     "demo",
     *("export.graphs", "export.folder", "export"),
@@ -79,6 +83,7 @@ ORDER = [
         "serving",
     ),
     *("cli.terminal", "cli.outputs", "cli.runs", "cli.search", "cli.evaluate", "cli.train"),
+    "cli.inspect",
     *(
         "cli.transcribe",
         "cli.align",

@@ -156,14 +156,14 @@ def test_61_phones_become_48_become_39():
 def test_sphere_audio_is_read_whatever_its_byte_order(tmp_path, byte_format):
     samples = np.arange(-500, 500)
     (tmp_path / "a.wav").write_bytes(sphere(samples, byte_format=byte_format))
-    assert sphere_header(tmp_path / "a.wav")["sample_count"] == "1000"
+    assert sphere_header(Audio(tmp_path / "a.wav"))["sample_count"] == "1000"
     wave = read_wave(Audio(tmp_path / "a.wav"), 16_000)
     assert np.array_equal(wave.numpy() * 32768, samples)
 
 
 def test_riff_is_no_sphere(tmp_path):
     soundfile.write(tmp_path / "a.wav", np.zeros(10), 16_000)
-    assert sphere_header(tmp_path / "a.wav") is None
+    assert sphere_header(Audio(tmp_path / "a.wav")) is None
 
 
 def test_shortened_and_truncated_sphere_files_are_refused(tmp_path):

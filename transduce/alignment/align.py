@@ -350,7 +350,7 @@ class Aligner:
             return float_numbers(sound)[first:last]
         source = sound.source if isinstance(sound, Pair) else sound
         audio = source if isinstance(source, Audio) else Audio(Path(str(source)))
-        part = Audio(audio.path, (audio.start or 0.0) + start, seconds)
+        part = replace(audio, start=(audio.start or 0.0) + start, duration=seconds)
         return read_wave(part, features.sample_rate, convert=True)
 
 

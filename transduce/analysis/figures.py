@@ -1,4 +1,4 @@
-"""Draw the paper's three figures with matplotlib; no other module imports it.
+"""Draw the paper's three figures with matplotlib.
 
 In a map of the lattice, the vertical axis is u, the number of labels emitted so far, and the
 horizontal axis is time: seconds for sound, symbols for text. With pooling, a transcription vector

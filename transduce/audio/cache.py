@@ -21,6 +21,7 @@ from torch import Tensor
 from transduce.audio.batched import frames_of_sounds
 from transduce.audio.features import Features, FeatureSettings
 from transduce.audio.sound import read_sound
+from transduce.data.contents import sound_bytes
 from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair, Recording
 from transduce.files import write_by_rename
 
@@ -135,7 +136,7 @@ class FrameReader:
         wave, _ = self.read_samples(audio, origin)
         [frames] = frames_of_sounds(self.features, [wave])
         if frames is None:
-            raise not_finite(audio.path, origin)
+            raise not_finite(audio, origin)
         return frames
 
     def read_samples(
@@ -151,8 +152,8 @@ class FrameReader:
         )
         if len(wave) < settings.window_samples:
             raise origin.file_error(
-                audio.path,
-                f"{audio.path} has {1000 * len(wave) / settings.sample_rate:.0f} ms of sound where "
+                audio,
+                f"{audio} has {1000 * len(wave) / settings.sample_rate:.0f} ms of sound where "
                 f"a window takes {1000 * settings.window:.0f}; leave it out",
             )
         return wave, Recording(len(wave) / settings.sample_rate, rate, loudest(wave))
@@ -160,11 +161,11 @@ class FrameReader:
     def _key(self, audio: Audio, origin: Origin) -> str:
         """Hash the audio's bytes, its offset and duration, and the settings."""
         try:
-            content = audio.path.read_bytes()
+            content = sound_bytes(audio)
         except (OSError, ValueError) as error:  # a ValueError for a path with a null byte
             reason = error.strerror if isinstance(error, OSError) else error
             raise origin.file_error(
-                audio.path, f"{audio.path} cannot be read ({reason}); check the file"
+                audio, f"{audio} cannot be read ({reason}); check the file"
             ) from None
         # Include the duration, so that a cached file does not hide a wrong one.
         part = (audio.start, audio.duration) + (("converted",) if self.convert else ())
@@ -173,9 +174,9 @@ class FrameReader:
         return hashlib.sha256(what + hashlib.sha256(content).digest()).hexdigest()
 
 
-def not_finite(path: Path, origin: Origin) -> DataError:
+def not_finite(sound: Path | Audio, origin: Origin) -> DataError:
     """Return, without raising it, the error of a sound whose frames are not finite."""
-    return origin.file_error(path, f"{path} has samples that are not finite; convert it again")
+    return origin.file_error(sound, f"{sound} has samples that are not finite; convert it again")
 
 
 def loudest(wave: Tensor) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import soundfile
@@ -15,10 +16,14 @@ import torch
 from torch import Tensor
 
 from transduce.audio.resampling import RateError, resample
+from transduce.data.contents import open_sound
 from transduce.data.pairs import Audio, Origin
+from transduce.data.parquet import ContentError
 
 NO_SUCH_FILE = 7  # libsndfile's SFE_BAD_FILE
 BLOCK = 1 << 22  # samples read at once
+CONVERT = "--data.convert true (train) or --convert"  # the options that resample and mix
+UNREADABLE = "is not audio that can be read{}; record or convert it again"
 MOST_HEADER = 1 << 20  # bytes of a NIST SPHERE file's header
 
 
@@ -111,18 +116,17 @@ def read_sound(
     Raise a DataError that begins with `origin`, the line of the manifest that names the file; by
     default it begins with the file.
     """
-    path = audio.path
-    error_of = partial((origin or Origin(path)).file_error, path)
-    if not path.is_file():
-        raise error_of(f"there is no file {path}; check the path")
+    error_of = partial((origin or Origin(audio.path)).file_error, audio)
+    if not audio.path.is_file():
+        raise error_of(f"there is no file {audio.path}; check the path")
 
     rate, header = sample_rate, dict[str, str]()
 
     def read_header() -> None:
-        header.update(sphere_header(path) or {})
+        header.update(sphere_header(audio) or {})
         if "shorten" in header.get("sample_coding", ""):
             raise error_of(
-                f"{path} is compressed by shorten; decompress it with `sph2pipe -f wav` or `sox`"
+                f"{audio} is compressed by shorten; decompress it with `sph2pipe -f wav` or `sox`"
             )
 
     def check(sound: soundfile.SoundFile) -> None:
@@ -132,56 +136,94 @@ def read_sound(
             read_header()
         if rate != sample_rate and not convert:
             raise error_of(
-                f"{path} has {rate} samples a second where {sample_rate} are wanted; train with "
-                f"--data.features.sample_rate {rate}, or convert it with "
-                f"`sox {path.name} -r {sample_rate} new.wav`"
+                f"{audio} has {rate} samples a second where {sample_rate} are wanted; train with "
+                f"--data.features.sample_rate {rate}, or resample it with {CONVERT}"
             )
         if sound.channels != 1 and not convert:
             raise error_of(
-                f"{path} has {sound.channels} channels; mix them into one with "
-                f"`sox {path.name} -c 1 new.wav`"
+                f"{audio} has {sound.channels} channels; mix them into one with {CONVERT}"
             )
-        if audio.start is not None and round(audio.start * rate) >= sound.frames > 0:
-            raise error_of(
-                f"{path} has {sound.frames / rate:.2f} seconds, so that the offset "
-                f"{audio.start:.2f} is past its end; correct the offset"
-            )
+        if (problem := _wrong_offset(audio, sound.frames, rate)) is not None:
+            raise error_of(problem)
         if longest is not None and part_seconds(audio, sound.frames, rate) > longest:
-            raise LongSound(f"{path} has more than {longest:g} seconds")
+            raise LongSound(f"{audio} has more than {longest:g} seconds")
 
     # Without a start, the duration is only what the manifest promises of the whole file.
     start, duration = (0.0, None) if audio.start is None else (audio.start, audio.duration)
     try:
         try:
-            wave = decode(path, sample_rate, check, start=start, duration=duration)
+            with open_sound(audio) as file:
+                wave = decode(file, sample_rate, check, start=start, duration=duration)
         except UnreadableSound:
             read_header()  # which may have a better reason
             raise
     except RateError as error:
         raise error_of(
-            f"{path}: {error}; convert it with `sox {path.name} -r {sample_rate} new.wav`"
+            f"{audio}: {error}; convert it with `sox old.wav -r {sample_rate} new.wav`"
         ) from None
-    except (UnreadableSound, OSError) as error:
+    except (UnreadableSound, ContentError, OSError) as error:
         reason = f" ({error})" if str(error) else ""
-        raise error_of(
-            f"{path} is not audio that can be read{reason}; record or convert it again"
-        ) from None
+        raise error_of(f"{audio} {UNREADABLE.format(reason)}") from None
     promised = audio.duration
     counts = [header.get(name, "") for name in ("sample_count", "sample_rate")]
     if audio.start is None and all(count.isdigit() for count in counts):
         promised = int(counts[0]) / max(1, int(counts[1]))
     seconds = len(wave) / sample_rate
-    # A file that was cut off lacks the end of its transcript.
-    if promised is not None and seconds < 0.95 * promised - 0.1:
-        raise error_of(
-            f"{path} ends after {seconds:.2f} of its {promised:.2f} seconds; copy it again"
-        )
+    if (problem := _cut_off(audio, seconds, promised)) is not None:
+        raise error_of(problem)
     return wave, rate
 
 
-def sphere_header(path: Path) -> dict[str, str] | None:
+class Header(NamedTuple):
+    """What the header of a sound file says of a sound."""
+
+    seconds: float  # of the part that is meant
+    sample_rate: int
+    channels: int
+
+
+def read_sound_header(audio: Audio, origin: Origin | None = None) -> Header:
+    """Read the header of a sound without decoding it; raise a DataError as `read_sound` does."""
+    error_of = partial((origin or Origin(audio.path)).file_error, audio)
+    if not audio.path.is_file():
+        raise error_of(f"there is no file {audio.path}; check the path")
+    try:
+        with open_sound(audio) as file:
+            info = soundfile.info(file)
+    except (soundfile.SoundFileError, ContentError, OSError, TypeError) as error:
+        missing = getattr(error, "code", None) == NO_SUCH_FILE
+        reason = "" if missing else str(getattr(error, "error_string", error)).rstrip(".")
+        raise error_of(f"{audio} {UNREADABLE.format(f' ({reason})' if reason else '')}") from None
+    seconds = part_seconds(audio, info.frames, info.samplerate)
+    problem = _wrong_offset(audio, info.frames, info.samplerate)
+    problem = problem or _cut_off(audio, seconds, audio.duration)
+    if problem is not None:
+        raise error_of(problem)
+    return Header(seconds, info.samplerate, info.channels)
+
+
+def _wrong_offset(audio: Audio, num_samples: int, rate: int) -> str | None:
+    if audio.start is None or not round(audio.start * rate) >= num_samples > 0:
+        return None
+    return (
+        f"{audio} has {num_samples / rate:.2f} seconds, so that the offset {audio.start:.2f} is "
+        "past its end; correct the offset"
+    )
+
+
+def _cut_off(audio: Audio, seconds: float, promised: float | None) -> str | None:
+    """Say what is wrong with a file that was cut off: it lacks the end of its transcript."""
+    if promised is None or seconds >= 0.95 * promised - 0.1:
+        return None
+    return f"{audio} ends after {seconds:.2f} of its {promised:.2f} seconds; copy it again"
+
+
+def sphere_header(audio: Audio) -> dict[str, str] | None:
     """Read the header fields of a NIST SPHERE file; return None for any other kind of file."""
-    with path.open("rb") as file:
+    with ExitStack() as stack:
+        file = stack.enter_context(open_sound(audio))
+        if isinstance(file, Path):
+            file = stack.enter_context(file.open("rb"))
         magic, size = file.readline(8), file.readline(16)
         if magic.strip() != b"NIST_1A" or not size.strip().isdigit():
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,6 +12,7 @@ import soundfile
 from torch import Tensor
 
 from transduce.audio.sound import part_seconds, read_wave
+from transduce.data.contents import open_sound
 from transduce.data.pairs import Audio, Origin
 
 # Seconds. A window of at most LONGEST ends in the quietest PAUSE of its last SEARCHED: longer ones
@@ -25,7 +27,8 @@ Sound = TypeVar("Sound", covariant=True)
 def sound_seconds(audio: Audio) -> float | None:
     """Return the duration of a sound, from its header; None if it cannot be read."""
     try:
-        info = soundfile.info(audio.path)
+        with open_sound(audio) as file:
+            info = soundfile.info(file)
     except (soundfile.SoundFileError, OSError, TypeError, ValueError):
         return None
     return part_seconds(audio, info.frames, info.samplerate)
@@ -33,7 +36,8 @@ def sound_seconds(audio: Audio) -> float | None:
 
 def sound_rate(audio: Audio) -> int:
     """Return the sample rate of a sound file, from its header."""
-    rate: int = soundfile.info(audio.path).samplerate
+    with open_sound(audio) as file:
+        rate: int = soundfile.info(file).samplerate
     return rate
 
 
@@ -55,15 +59,16 @@ def sound_windows(audio: Audio, step: float) -> Iterator[Window[Audio]]:
         yield Window(audio, 1.0, True)
         return
     start, end = audio.start or 0.0, (audio.start or 0.0) + seconds
-    with soundfile.SoundFile(audio.path) as sound:
+    with open_sound(audio) as file, soundfile.SoundFile(file) as sound:
         rate = sound.samplerate
         while end - start > LONGEST:
             skipped = LONGEST - SEARCHED - REST
             samples = _read(sound, round((start + skipped) * rate), round(SEARCHED * rate))
             length = step * math.floor((skipped + quietest(samples, rate)) / step)
-            yield Window(Audio(audio.path, start, length), length / seconds, False)
+            yield Window(replace(audio, start=start, duration=length), length / seconds, False)
             start += length
-    yield Window(Audio(audio.path, start, end - start), (end - start) / seconds, True)
+    rest = replace(audio, start=start, duration=end - start)
+    yield Window(rest, (end - start) / seconds, True)
 
 
 def sound_blocks(audio: Audio, rate: int, origin: Origin) -> Iterator[Tensor]:
@@ -76,7 +81,7 @@ def sound_blocks(audio: Audio, rate: int, origin: Origin) -> Iterator[Tensor]:
     for begin in range(0, max(1, math.ceil(seconds)), BLOCK):
         before = min(MARGIN, begin)
         length = min(BLOCK + MARGIN, seconds - begin)
-        part = Audio(audio.path, first + begin - before, before + length)
+        part = replace(audio, start=first + begin - before, duration=before + length)
         wave = read_wave(part, rate, origin, convert=True)
         is_last = begin + BLOCK >= math.ceil(seconds)
         yield wave[before * rate : None if is_last else (before + BLOCK) * rate]

@@ -10,6 +10,7 @@ from transduce.cli.align import align
 from transduce.cli.evaluate import evaluate
 from transduce.cli.explore import explore
 from transduce.cli.export import export
+from transduce.cli.inspect import inspect
 from transduce.cli.listen import listen
 from transduce.cli.plot import plot
 from transduce.cli.serve import serve
@@ -25,6 +26,7 @@ __all__ = [
     "evaluate",
     "explore",
     "export",
+    "inspect",
     "listen",
     "main",
     "phonemize",
@@ -46,7 +48,7 @@ app = cyclopts.App(
 # --help lists the commands in this order, which is also that of the README.
 COMMANDS: list[Callable[..., None]] = [
     *(demo, phonemize, recognize, align, listen, serve, export),
-    *(recipes, train, evaluate, transcribe, table),
+    *(inspect, recipes, train, evaluate, transcribe, table),
     *(plot, explore, warm_up),
 ]
 for place, command in enumerate(COMMANDS):

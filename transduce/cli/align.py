@@ -13,10 +13,10 @@ from cyclopts import Parameter
 from transduce.alignment.align import Aligner, Task
 from transduce.alignment.result import Alignment
 from transduce.cli.outputs import OutputFolder
-from transduce.cli.runs import Device, load_runs
+from transduce.cli.runs import Device, announce, load_runs
 from transduce.cli.terminal import progress_bar, user_errors
-from transduce.data.manifest import read_spoken
-from transduce.data.pairs import Audio, DataError, Origin, Pair
+from transduce.data.kinds import read_spoken, recognise
+from transduce.data.pairs import SOUNDS, Audio, DataError, Origin, Pair
 from transduce.files import write_by_rename
 from transduce.model.inputs import distinct_names
 
@@ -62,8 +62,9 @@ def align(
     Parameters
     ----------
     sound
-        A sound file with any usual sample rate; or a manifest (.jsonl), whose lines have
-        `audio_filepath` and `text` or `phones`.
+        A sound file with any usual sample rate; a manifest (.jsonl), whose lines have
+        `audio_filepath` and `text` or `phones`; or sounds with texts in another format
+        (docs/data.md).
     text
         The words that are said.
     text_file
@@ -139,10 +140,11 @@ def _tasks(
     Append the errors of a manifest's lines to `skipped`.
     """
     given = [one for one in (text, text_file, phones) if one is not None]
-    if sound.suffix == ".jsonl":
+    if sound.suffix.lower() not in SOUNDS and recognise(sound) is not None:
         if given:
             raise ValueError("a manifest has its own texts; leave out --text and --phones")
-        spoken = read_spoken(sound, skipped)
+        announce(sound)
+        spoken = list(read_spoken(sound, skipped))
         names = distinct_names([one.pair for one in spoken])
         return [
             Task(one.pair, one.text, one.phones, name)

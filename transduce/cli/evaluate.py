@@ -31,6 +31,7 @@ def evaluate(
     search: SearchFlags | None = None,
     device: Device = "auto",
     precision: Precision = "32-true",
+    convert: bool = False,
     skip_bad: bool = False,
     form: Annotated[Literal["table", "json"], Parameter(name="--format")] = "table",
 ) -> None:
@@ -48,8 +49,8 @@ def evaluate(
         The folder of a run, its model.safetensors, or the name of a model that ships. More runs
         after it make an ensemble.
     data
-        A manifest (.jsonl) or a file with a source, a tab and a target on each line (.tsv); by
-        default the test set of the run.
+        A manifest (.jsonl), sounds with targets in another format (docs/data.md), or a file with a
+        source, a tab and a target on each line (.tsv); by default the test set of the run.
     target
         The field of the manifest that holds the target.
     beam_width
@@ -62,6 +63,9 @@ def evaluate(
     precision
         On a GPU, 16-mixed and bf16-mixed compute the transcription network faster, on tensor cores
         with float16 or bfloat16 products; the search stays float32.
+    convert
+        Resample sounds of another sample rate, and average channels, instead of refusing them; the
+        run's own test set is read as its recipe says.
     skip_bad
         Skip pairs that cannot be read, and print how many there were.
     form
@@ -72,7 +76,8 @@ def evaluate(
         if len(files) > 1:
             raise ValueError(f"{files[0]} and {files[1]} are two files of pairs; give only one")
         pairs = files[0] if files else None
-        row = evaluate_runs(runs, pairs, target, beam_width, search, device, skip_bad, precision)
+        settings = (search, device, skip_bad, precision, convert)
+        row = evaluate_runs(runs, pairs, target, beam_width, *settings)
         if form == "json":
             print(json.dumps(row.as_dict(), ensure_ascii=False))
         else:
@@ -88,16 +93,18 @@ def evaluate_runs(
     device: Device,
     skip_bad: bool,
     precision: Precision = "32-true",
+    convert: bool = False,
 ) -> Evaluation:
     """Evaluate a run, or several as an ensemble; report skipped pairs on standard error."""
     model = load_runs(runs, device, precision)
     skipped: list[DataError] | None = [] if skip_bad else None
     options = (search or SearchFlags()).options(model.signature, beam_width, target=target)
-    pairs = test_pairs(runs, model, data, target, skipped)
+    pairs, own = test_pairs(runs, model, data, target, skipped)
+    convert = convert or (own is not None and own.convert)
     _report_unknown_symbols(model.signature, pairs)
     names = ", ".join(run.name for run in runs)
     with progress_bar(f"{names}: {len(pairs)} sequences", len(pairs)) as advance:
-        row = evaluate_model(model, pairs, options, skipped=skipped, done=advance)
+        row = evaluate_model(model, pairs, options, convert=convert, skipped=skipped, done=advance)
     if skipped:
         print(skipped_report(skipped, len(pairs)), file=sys.stderr)
     return row

@@ -55,5 +55,7 @@ def explore(
 
     with user_errors():
         model = load_runs([run], "cpu")
-        pairs = own_pairs(run) if data is None else test_pairs([run], model, data, target, None)
+        pairs = own_pairs(run) if data is None else ()
+        if data is not None:
+            pairs, _ = test_pairs([run], model, data, target, None)
         serve(Explorer(model, pairs, str(run)), host, port, open_page)

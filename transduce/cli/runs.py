@@ -10,7 +10,9 @@ from typing import Literal
 
 import torch
 
-from transduce.data.manifest import read_manifest, read_targets, read_tsv, target_fields
+from transduce.data import kinds
+from transduce.data.kinds import Kind, recognise, target_fields
+from transduce.data.manifest import read_targets, read_tsv
 from transduce.data.pairs import DataError, Pair, check_some_left
 from transduce.model.checkpoint import CONFIG_FILE, MODEL_FILE
 from transduce.model.model import Model, Precision, load, model_path
@@ -23,15 +25,24 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def runs_and_files(run: Path, paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Split paths into runs (folders and .safetensors files, `run` first) and other files."""
+    """Split paths into runs (folders and .safetensors files, `run` first) and data."""
     runs, files = [run], list[Path]()
     for path in paths:
-        if path.is_dir() and not (path / MODEL_FILE).is_file():
+        is_run = path.suffix == ".safetensors" or (path / MODEL_FILE).is_file()
+        if path.is_dir() and not is_run and recognise(path) is None:
             raise ValueError(
-                f"{path} is a folder without {MODEL_FILE}; give the folders of runs, and files"
+                f"{path} is a folder without {MODEL_FILE}; give the folders of runs, and data"
             )
-        (runs if path.is_dir() or path.suffix == ".safetensors" else files).append(path)
+        (runs if is_run else files).append(path)
     return runs, files
+
+
+def announce(*paths: Path | None) -> None:
+    """Print a line for each path whose format was recognised, unless it is a plain manifest."""
+    for path in dict.fromkeys(paths):
+        kind = None if path is None else recognise(path)
+        if kind not in (None, Kind.MANIFEST):
+            print(f"transduce: reading {path} as {kind.value}", file=sys.stderr)
 
 
 def load_runs(runs: Sequence[Path], device: Device, precision: Precision = "32-true") -> Model:
@@ -49,17 +60,24 @@ def test_pairs(
     data: Path | None,
     target: str,
     skipped: list[DataError] | None,
-) -> Sequence[Pair]:
-    """Read the pairs of a file; without a file, read the test set that the recipe names."""
+) -> tuple[Sequence[Pair], DataConfig | None]:
+    """Read the pairs of a path; without one, the test set of the recipe, and return its settings.
+
+    Say what format the path has.
+    """
     if data is not None:
-        if data.suffix != ".jsonl" and model.signature.source_notation is None:
+        is_sound = model.signature.source_notation is None
+        if is_sound and _kind_of(data, model.signature) is None:
             raise ValueError(
-                f"{data} must be a manifest (.jsonl), because {runs[0]} takes sound or frames"
+                f"{data} must be a manifest (.jsonl), or sounds with targets in another format, "
+                f"because {runs[0]} takes sound or frames"
             )
+        if is_sound:
+            announce(data)
         pairs = read_pairs(data, model.signature, target, skipped)
         check_some_left(pairs, skipped)
         _check_targets(pairs, data, model.signature)
-        return pairs
+        return pairs, None
     found = [_data_of(run) for run in runs]
     first = found[0]
     for run, data_of_run in zip(runs, found, strict=True):
@@ -72,7 +90,7 @@ def test_pairs(
     test = read_splits(first, skipped).test
     if not test:
         raise ValueError(f"the recipe of {runs[0]} names no test set; give a file to evaluate on")
-    return test
+    return test, first
 
 
 def _check_targets(pairs: Sequence[Pair], file: Path, signature: Signature) -> None:
@@ -81,7 +99,7 @@ def _check_targets(pairs: Sequence[Pair], file: Path, signature: Signature) -> N
     if any(known.issuperset(pair.target) for pair in pairs):
         return
     remedy = f"give targets of its symbols, such as {signature.targets.symbols[0]!r}"
-    if file.suffix == ".jsonl":
+    if _kind_of(file, signature) is not None:
         remedy = f"choose the field with --target: {', '.join(target_fields(file))}"
     unknown = next(symbol for symbol in pairs[0].target if symbol not in known)
     raise pairs[0].origin.error(
@@ -92,12 +110,19 @@ def _check_targets(pairs: Sequence[Pair], file: Path, signature: Signature) -> N
 def read_pairs(
     file: Path, signature: Signature, target: str, skipped: list[DataError] | None = None
 ) -> list[Pair]:
-    """Read a manifest (.jsonl) or a .tsv file; for a model of sound, a text file of targets."""
-    if file.suffix == ".jsonl":
-        return read_manifest(file, signature.target_notation, target, skipped)
+    """Read sounds with targets, or a .tsv file; for a model of sound, a text file of targets."""
+    if _kind_of(file, signature) is not None:
+        return list(kinds.read_pairs(file, signature.target_notation, target, skipped))
     if signature.source_notation is None:
         return read_targets(file, signature.target_notation, skipped)
     return read_tsv(file, signature.source_notation, signature.target_notation, skipped)
+
+
+def _kind_of(path: Path, signature: Signature) -> Kind | None:
+    """Return the format of sounds with targets; a model of text takes manifests alone."""
+    if signature.source_notation is not None:
+        return Kind.MANIFEST if path.suffix == ".jsonl" else None
+    return recognise(path)
 
 
 def own_pairs(run: Path) -> Sequence[Pair]:

@@ -16,7 +16,7 @@ import torch
 from cyclopts import Parameter
 
 from transduce.cli.evaluate import evaluate_runs, print_results
-from transduce.cli.runs import Device
+from transduce.cli.runs import Device, announce
 from transduce.cli.terminal import user_errors
 from transduce.model.checkpoint import CONFIG_FILE
 from transduce.model.evaluate import validation_error
@@ -57,6 +57,9 @@ def train(
         described = folder / CONFIG_FILE if resume else recipe_file(recipe)
         settled = read_recipe(described, _overrides(settings))
         _set_precision(settled)
+        data = settled.data
+        if data.corpus == "manifest":
+            announce(data.training, data.additional, data.validation, data.test)
         fit(settled, folder, resume=resume, validate=validation_error)
 
 

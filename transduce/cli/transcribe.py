@@ -19,14 +19,20 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from transduce.cli.outputs import OutputFolder
-from transduce.cli.runs import Device, load_runs, runs_and_files
+from transduce.cli.runs import Device, announce, load_runs, runs_and_files
 from transduce.cli.search import SearchFlags
 from transduce.cli.terminal import progress_bar, user_errors
 from transduce.data.batches import Example
 from transduce.data.pairs import DataError, Pair
 from transduce.decoding.options import SearchOptions
 from transduce.files import write_by_rename
-from transduce.model.inputs import line_batches, read_inputs, read_lines_as_they_come, read_sounds
+from transduce.model.inputs import (
+    is_one_sound,
+    line_batches,
+    read_inputs,
+    read_lines_as_they_come,
+    read_sounds,
+)
 from transduce.model.lines import pronunciations
 from transduce.model.model import MOST_INPUTS, Model, Precision, load, sorts_by_length
 from transduce.model.signature import EmptyInput, Signature
@@ -72,8 +78,9 @@ def transcribe(
         The folder of a run, its model.safetensors, or the name of a model that ships. More runs
         after it make an ensemble.
     files
-        Sound files, .npy files of frames, manifests (.jsonl), or text files. Without files, the
-        command reads lines of text from standard input, and answers each when it comes.
+        Sound files, .npy files of frames, manifests (.jsonl), sounds in another format
+        (docs/data.md), or text files. Without files, the command reads lines of text from standard
+        input, and answers each when it comes.
     beam_width
         The number of hypotheses to keep after every frame. 1 is the greedy search, unless
         --n-best is more than 1 or timings are needed.
@@ -117,6 +124,8 @@ def transcribe(
         write = _Writer(model, options, form, timestamps, output, overwrite, resume)
         total, batches = None, read_lines_as_they_come(model.signature, sys.stdin)
         if inputs:  # check all of them before the first result
+            if model.signature.sources is None:
+                announce(*(path for path in inputs if not is_one_sound(path)))
             pairs = read_inputs(model.signature, inputs)
             total, batches = len(pairs), iter([pairs])
         title = "inputs" if total is None else f"{total} input{'s' if total != 1 else ''}"
@@ -205,7 +214,8 @@ def recognize(
     ----------
     sounds
         Sound files with any usual sample rate; folders, which are searched with their subfolders;
-        manifests (.jsonl); or - for a sound file on standard input.
+        manifests (.jsonl); sounds in another format (docs/data.md); or - for a sound file on
+        standard input.
     model
         The name of a model that ships, or a run that takes sound.
     beam_width
@@ -243,6 +253,7 @@ def recognize(
         )
         write = _Writer(recogniser, options, form, True, output, overwrite, resume)
         skipped: list[DataError] = []
+        announce(*(path for path in sounds if not is_one_sound(path)))
         inputs = read_sounds(recogniser.signature, sounds, sys.stdin, skipped)
         for error in skipped:
             write.failure("", error)

@@ -7,11 +7,9 @@ tab, target. A plain text file lists targets alone.
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from transduce.data.pairs import (
     Audio,
@@ -20,10 +18,12 @@ from transduce.data.pairs import (
     Notation,
     Origin,
     Pair,
-    Symbols,
     read_lines,
     skipping,
 )
+from transduce.data.records import Record, existing_file, json_object, seconds
+
+EXAMPLE = '{"audio_filepath": ..., "text": ...}'
 
 
 def read_manifest(
@@ -40,49 +40,19 @@ def read_manifest(
     do not open them.
     """
     pairs = []
-    for origin, line in read_lines(path, skipped):
+    for record in manifest_records(path, skipped):
         with skipping(skipped):
-            fields = _fields(origin, line)
-            source = _source(origin, fields)
-            symbols = _target(origin, fields, target, notation) if notation else ()
-            pairs.append(Pair(_name(source), source, symbols, origin))
+            pairs.append(record.pair(notation, target))
     return pairs
 
 
-class Spoken(NamedTuple):
-    """A sound, and the words or phones that are said in it."""
-
-    pair: Pair  # without a target
-    text: str | None
-    phones: str | Sequence[str] | None  # if there is no text
-
-
-def read_spoken(path: str | Path, skipped: list[DataError] | None = None) -> list[Spoken]:
-    """Read the sounds of a JSONL manifest with the field `text`, or else `phones`, of each line."""
-    found = []
+def manifest_records(path: str | Path, skipped: list[DataError] | None = None) -> Iterator[Record]:
+    """Yield the lines of a JSONL manifest, each with all its fields that may be targets."""
     for origin, line in read_lines(path, skipped):
         with skipping(skipped):
-            fields = _fields(origin, line)
+            fields = json_object(origin, line, EXAMPLE)
             source = _source(origin, fields)
-            if isinstance(source, Frames):
-                raise origin.error("there is no sound; give audio_filepath")
-            name = "text" if fields.get("text") is not None else "phones"
-            said = fields.get(name)
-            listed = isinstance(said, list) and all(isinstance(one, str) for one in said)
-            if not (isinstance(said, str) or (name == "phones" and listed)):
-                problem = "there is neither text nor phones"
-                if name in fields:
-                    problem = f"{name} is {said!r}, neither words nor phones"
-                raise origin.error(f"{problem}; write the words that are said")
-            pair = Pair(_name(source), source, (), origin)
-            found.append(Spoken(pair, *((said, None) if name == "text" else (None, said))))
-    return found
-
-
-def target_fields(path: Path) -> list[str]:
-    """Return the fields of a manifest's first line that may be targets."""
-    origin, line = next(read_lines(path))
-    return _target_fields(_fields(origin, line))
+            yield Record(_name(source), source, origin, _target_fields(fields))
 
 
 def read_tsv(
@@ -120,27 +90,9 @@ def read_targets(
     ]
 
 
-def _fields(origin: Origin, line: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise origin.error(
-            f"the line is not JSON ({error.msg} at column {error.colno}); write one object a line"
-        ) from None
-    except (ValueError, RecursionError):
-        raise origin.error(
-            "a number is too long, or lists are too deep; shorten the line, or leave it out"
-        ) from None
-    if not isinstance(fields, dict):
-        raise origin.error(
-            'the line is not a JSON object; write {"audio_filepath": ..., "text": ...}'
-        )
-    return fields
-
-
-def _target_fields(fields: dict[str, Any]) -> list[str]:
+def _target_fields(fields: dict[str, Any]) -> dict[str, Any]:
     others = ("audio_filepath", "features_filepath", "duration", "offset")
-    return [name for name in fields if name not in others]
+    return {name: value for name, value in fields.items() if name not in others}
 
 
 def _source(origin: Origin, fields: dict[str, Any]) -> Audio | Frames:
@@ -152,53 +104,14 @@ def _source(origin: Origin, fields: dict[str, Any]) -> Audio | Frames:
         )
     if not isinstance(fields[keys[0]], str):
         raise origin.error(f"{keys[0]} is {fields[keys[0]]!r}; it must be a path, in quotes")
-    path = _existing_file(origin, fields[keys[0]])
+    rule = "paths are relative to the manifest"
+    path = existing_file(origin, fields[keys[0]], [origin.file.parent], rule)
     if keys == ["features_filepath"]:
         return Frames(path)
-    duration, start = (_seconds(origin, fields, key) for key in ("duration", "offset"))
+    duration, start = (seconds(origin, fields, key) for key in ("duration", "offset"))
     if start is not None and duration is None:
         raise origin.error("there is an offset but no duration; give both, in seconds")
     return Audio(path, start, duration)
-
-
-def _existing_file(origin: Origin, written: str) -> Path:
-    try:
-        path = origin.file.parent / Path(written).expanduser()
-        exists = path.is_file()
-    except (OSError, RuntimeError) as error:  # a name too long, ~ of an unknown user
-        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise origin.error(f"{written[:60]!r} cannot be a path ({reason}); correct it") from None
-    if not exists:
-        raise origin.error(f"there is no file {path}; paths are relative to the manifest")
-    return path
-
-
-def _seconds(origin: Origin, fields: dict[str, Any], key: str) -> float | None:
-    value = fields.get(key)
-    if value is None:
-        return None
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value <= sys.float_info.max:
-        raise origin.error(f"{key} is {value!r}; it must be a number of seconds")
-    return float(value)
-
-
-def _target(origin: Origin, fields: dict[str, Any], target: str, notation: Notation) -> Symbols:
-    if target not in fields:
-        raise origin.error(
-            f"there is no field {target!r} for the target; choose one of "
-            f"{', '.join(_target_fields(fields))} with --data.target (train) or --target"
-        )
-    value = fields[target]
-    if isinstance(value, list) and all(isinstance(symbol, str) for symbol in value):
-        symbols = tuple(value)
-    elif isinstance(value, str):
-        symbols = notation.symbols(value)
-    else:
-        raise origin.error(f"{target} is {value!r}; it must be text, or a list of symbols")
-    if not symbols:
-        raise origin.error(f"{target} is empty; transcribe it, or leave the line out")
-    return symbols
 
 
 def _name(source: Audio | Frames) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import unicodedata
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from transduce.alphabet import Alphabet
 
 Symbols = tuple[str, ...]
 NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
+# The suffixes of sound files.
+SOUNDS = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".sph", ".nist"}
 
 
 class DataError(ValueError):
@@ -25,33 +29,63 @@ class Origin:
 
     file: Path
     line: int | None = None  # from 1; None if the pair is the whole file
+    inside: str | None = None  # the place in a file without lines, such as "row 3"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "file", Path(self.file))  # accept a string
 
     def __str__(self) -> str:
-        return str(self.file) if self.line is None else f"{self.file}, line {self.line}"
+        place = self.inside if self.line is None else f"line {self.line}"
+        return str(self.file) if place is None else f"{self.file}, {place}"
 
     def error(self, problem: str) -> DataError:
         """Return, without raising it, the error of `problem` at this place."""
         return DataError(f"{self}: {problem}")
 
-    def file_error(self, file: Path, problem: str) -> DataError:
+    def file_error(self, file: Path | Audio, problem: str) -> DataError:
         """Return the error of a file named here, whose `problem` names it, without raising it."""
-        is_here = self.line is None and self.file == file
-        return DataError(problem) if is_here else self.error(problem)
+        return DataError(problem) if str(self) == str(file) else self.error(problem)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file inside a tar archive: some of the archive's bytes."""
+
+    name: str  # for messages alone; it is never a path
+    offset: int  # of the first byte
+    size: int  # bytes
+
+    def __str__(self) -> str:
+        return f"member {self.name}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The bytes of one row of a Parquet file, in its column of sounds."""
+
+    column: str
+    row: int  # from 1, in the whole file
+    group: int  # the row group that has it, from 0
+    place: int  # in that row group, from 0
+
+    def __str__(self) -> str:
+        return f"row {self.row}"
 
 
 @dataclass(frozen=True)
 class Audio:
-    """A sound file, or a part of one."""
+    """A sound file, or a part of one; the file may lie inside another one."""
 
     path: Path
     start: float | None = None  # seconds; None: the whole file
     duration: float | None = None  # seconds, as the manifest states it
+    inside: Member | Cell | None = None  # where the sound lies in `path`; None: it is the file
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
+
+    def __str__(self) -> str:
+        return str(self.path) if self.inside is None else f"{self.path}, {self.inside}"
 
 
 @dataclass(frozen=True)
@@ -151,14 +185,14 @@ def read_lines(
 ) -> Iterator[tuple[Origin, str]]:
     """Yield each line of a UTF-8 file that is not blank, without its line ending, and its origin.
 
-    A line that contains `separator` is not blank, even if it contains nothing else. Raise a
-    DataError if the file is missing or has no lines.
+    A file that ends in .gz is decompressed. A line that contains `separator` is not blank, even if
+    it contains nothing else. Raise a DataError if the file is missing or has no lines.
     """
     path, is_empty = Path(path), True
     if not path.is_file():
         raise Origin(path).error("there is no such file; check the path")
-    with path.open("rb") as lines:
-        for number, raw in enumerate(lines, start=1):
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+        for number, raw in enumerate(_unpacked(lines, path), start=1):
             text = ""
             with skipping(skipped):
                 text = _decode_line(raw, Origin(path, number))
@@ -168,6 +202,15 @@ def read_lines(
                 yield Origin(path, number), text.rstrip("\r\n")
     if is_empty:
         raise Origin(path).error("the file is empty; write a line for each pair")
+
+
+def _unpacked(lines: Iterable[bytes], path: Path) -> Iterator[bytes]:
+    """Yield the lines of an open file; raise a DataError if gzip cannot decompress them."""
+    try:
+        yield from lines
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        reason = str(error).rstrip(".")
+        raise Origin(path).error(f"gzip cannot read it ({reason}); copy the file again") from None
 
 
 def _decode_line(raw: bytes, origin: Origin) -> str:

@@ -33,11 +33,13 @@ def evaluate(
     pairs: Sequence[Pair],
     options: SearchOptions = GREEDY,
     *,
+    convert: bool = False,
     skipped: list[DataError] | None = None,
     done: Done = lambda count: None,
 ) -> Evaluation:
     """Return a network's log-loss and error rate on pairs.
 
+    Refuse sounds of another rate or with several channels, as training does, unless `convert`.
     Outputs and targets are compared as symbols, so a target may have symbols that the network does
     not know. The log-loss is over the pairs whose targets the network knows and can align.
     """
@@ -51,7 +53,7 @@ def evaluate(
     targets, nats, num_labels = model.signature.targets, 0.0, 0
     outputs: list[list[str]] = []
     references: list[tuple[Symbols, ...]] = []
-    for group in _groups(model, pairs, skipped):
+    for group in _groups(model, pairs, convert, skipped):
         loss, count = _nats(model, _labelled(_examples(group), targets))
         nats, num_labels = nats + loss, num_labels + count
         for held in in_groups(group, group_sizes(model.device)):
@@ -66,7 +68,7 @@ def evaluate(
 
 
 def _groups(
-    model: Model, pairs: Sequence[Pair], skipped: list[DataError] | None
+    model: Model, pairs: Sequence[Pair], convert: bool, skipped: list[DataError] | None
 ) -> Iterator[list[Ready]]:
     """Yield the pairs, read: all of them at once, or for a GPU a group while the next is read.
 
@@ -76,7 +78,7 @@ def _groups(
     if model.device.type == "cpu":
         sizes = GroupSizes(*[sys.maxsize] * 3)
     num_left = 0
-    reader = Reader(model.signature, model.device, unknown="null", convert=False)
+    reader = Reader(model.signature, model.device, unknown="null", convert=convert)
     for parts in reader.groups(pairs, sizes):
         for part in parts:
             with skipping(skipped):

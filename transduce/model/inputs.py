@@ -17,11 +17,10 @@ from transduce.audio.cache import FrameReader
 from transduce.audio.resampling import RateError
 from transduce.audio.sound import UnreadableSound, decode
 from transduce.data.batches import Example
-from transduce.data.manifest import read_manifest
-from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair
+from transduce.data.kinds import read_pairs, recognise
+from transduce.data.pairs import SOUNDS, Audio, DataError, Frames, Origin, Pair
 from transduce.model.signature import Signature
 
-SOUNDS = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".sph", ".nist"}
 STANDARD_INPUT = Path("standard input")
 CHUNK = 65_536  # bytes read at once from standard input: the size of a pipe's buffer
 
@@ -63,24 +62,29 @@ def read_lines_as_they_come(signature: Signature, stream: TextIO) -> Iterator[li
 def read_sounds(
     signature: Signature, paths: Sequence[Path], stream: TextIO, skipped: list[DataError]
 ) -> list[Pair | Example]:
-    """Read the inputs of a model of sound: files, folders, manifests.
+    """Read the inputs of a model of sound: files, folders, manifests, other formats of data sets.
 
-    "-" is a sound file in `stream`. Folders are searched with all their subfolders, which the names
-    of their sounds keep. No two names are equal. Append the errors of a manifest's lines to
+    "-" is a sound file in `stream`. Other folders are searched with all their subfolders, which the
+    names of their sounds keep. No two names are equal. Append the errors of a manifest's lines to
     `skipped`.
     """
     found: list[Pair | Example] = []
     for path in paths:
         if str(path) == "-":
             found.append(_stream_example(signature, stream))
+        elif not is_one_sound(path) and recognise(path) is not None:
+            found += read_pairs(path, None, skipped=skipped)
         elif path.is_dir():
             found += _folder_pairs(path)
-        elif path.suffix == ".jsonl":
-            found += read_manifest(path, None, skipped=skipped)
         else:
             found.append(_file_pair(path) or Pair(path.stem, Audio(path), (), Origin(path)))
     names = distinct_names([one for one in found if isinstance(one, Pair)])
     return [replace(one, name=next(names)) if isinstance(one, Pair) else one for one in found]
+
+
+def is_one_sound(path: Path) -> bool:
+    """Return whether a path is "-", or a file whose suffix is that of sound or frames."""
+    return str(path) == "-" or path.suffix.lower() in {*SOUNDS, ".npy"}
 
 
 def distinct_names(pairs: Sequence[Pair]) -> Iterator[str]:
@@ -104,6 +108,8 @@ def _longer_name(pair: Pair, paths: set[Path]) -> str:
     stems = {path.relative_to(shared).with_suffix("") for path in paths}
     path = _path(pair).absolute().relative_to(shared)
     name = "-".join((path.with_suffix("") if len(stems) == len(paths) else path).parts)
+    if isinstance(pair.source, Audio) and pair.source.inside is not None:
+        return f"{name}-{pair.name}"
     start = pair.source.start if isinstance(pair.source, Audio) else None
     return name if start is None else f"{name}@{start:g}"
 
@@ -115,12 +121,19 @@ def _path(pair: Pair) -> Path:
 
 def _inputs(signature: Signature, files: Sequence[Path]) -> Iterator[Pair]:
     for file in files:
-        if file.suffix == ".jsonl":
-            yield from read_manifest(file, None)
-        elif (pair := _file_pair(file)) is not None:
+        if (pair := _file_pair(file)) is not None:
             yield pair
+        elif _is_data(signature, file):
+            yield from read_pairs(file, None)
         else:
             yield from _line_pairs(signature, _lines(file), file)
+
+
+def _is_data(signature: Signature, file: Path) -> bool:
+    """Return whether a file is a data set of sounds; for a model of text, only a manifest is."""
+    if signature.source_notation is not None:
+        return file.suffix == ".jsonl"
+    return recognise(file) is not None
 
 
 def _folder_pairs(folder: Path) -> list[Pair]:

@@ -221,13 +221,13 @@ class Signature:
         features, waves = _features(self.features, device), [one.wave for one in sounds]
         found = frames_of_sounds(features, waves, self.statistics)
         examples: list[Example | DataError] = []
-        for sound, frames in zip(sounds, found, strict=True):
-            pair = sound.pair
+        for one, frames in zip(sounds, found, strict=True):
+            pair = one.pair
             if frames is not None:
-                examples.append(Example(pair, frames, NO_LABELS, sound.recording))
+                examples.append(Example(pair, frames, NO_LABELS, one.recording))
             else:
-                path = pair.source.path if isinstance(pair.source, Audio) else Path(pair.name)
-                examples.append(not_finite(path, pair.origin))
+                sound = pair.source if isinstance(pair.source, Audio) else Path(pair.name)
+                examples.append(not_finite(sound, pair.origin))
         return examples
 
     def _labels(self, pair: Pair) -> Tensor:

