@@ -62,7 +62,7 @@ ORDER = [
     "tables",
     *("training.corpus", "training.recipe", "training.pretraining", "training.regularisation"),
     *("training.progress", "training.lock", "training.checks", "training.launch"),
-    *("training.teachers",),
+    *("training.peers", "training.teachers"),
     *("training.fit", "training"),
     *("analysis.lattice", "analysis.sensitivity", "analysis.colours", "analysis.figures"),
     "analysis",

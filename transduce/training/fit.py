@@ -52,6 +52,7 @@ from transduce.training.checks import (
 from transduce.training.corpus import Corpus, read_corpus
 from transduce.training.launch import settle_processes, start_fabric
 from transduce.training.lock import FolderLock
+from transduce.training.peers import watch_peers
 from transduce.training.pretraining import (
     PretrainingError,
     check_direction,
@@ -129,7 +130,7 @@ def fit(
     check_precision(config.precision, fabric.device)
     if progress is None or not fabric.is_global_zero:
         progress = Progress(Console(quiet=not fabric.is_global_zero))
-    with open_folder(recipe, run_folder, resume, fabric) as lock:
+    with watch_peers(fabric), open_folder(recipe, run_folder, resume, fabric) as lock:
         if corpus is None:
             corpus = read_corpus(recipe.data, targets_only=not reads_input)
             if corpus.skipped:
