@@ -24,11 +24,13 @@ from transduce.settings import OptionError, RecipeError, nearest_name, setting_n
 from transduce.training.recipe import Recipe, read_recipe, recipe_file, shipped_recipes
 
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
+# torchrun of Python 3.11 takes --run for an abbreviation of its own --run-path.
+RunFolder = Annotated[Path | None, Parameter(name=("--run", "--run-folder"))]
 RunsAndSettings = Annotated[str, Parameter(name="RUNS", allow_leading_hyphen=True)]
 
 
 def train(
-    recipe: Path, /, *settings: Settings, run: Path | None = None, resume: bool = False
+    recipe: Path, /, *settings: Settings, run: RunFolder = None, resume: bool = False
 ) -> None:
     """Train the network that a recipe describes.
 
@@ -43,7 +45,8 @@ def train(
     settings
         Options that override settings.
     run
-        The folder for the weights and the metrics; by default runs/NAME-OF-THE-RECIPE.
+        The folder for the weights and the metrics; by default runs/NAME-OF-THE-RECIPE. Under
+        torchrun write --run-folder.
     resume
         Continue the run in that folder from where it stopped, with its own settings. The result is
         the same as without the stop. Some settings, such as --train.max_epochs, may change.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from lightning_fabric import Fabric
@@ -20,9 +22,21 @@ LAST_FILE = "last.safetensors"
 # Settings that may change when a run is resumed: its length and its devices.
 MAY_CHANGE = {"max_epochs", "patience", "save_every", "device", "devices", "machines"}
 
+SECONDS_TO_SPEAK = 3.0  # for the process of a machine that prints an error, before the others end
+
 
 class TrainingError(ValueError):
     """The error of a run that cannot begin or continue: one sentence with the remedy."""
+
+
+def end_quietly() -> NoReturn:
+    """Exit with 1 after a while, in which another process of this machine says why.
+
+    torchrun stops all processes of a machine when the first one ends, also one that has yet to
+    print its error.
+    """
+    time.sleep(SECONDS_TO_SPEAK)
+    raise SystemExit(1)
 
 
 def check_memory(needed: int, device: torch.device, what: str, settings: str) -> None:
@@ -48,7 +62,7 @@ def check_devices(config: TrainConfig) -> None:
             raise TrainingError(
                 "train.device is cuda, but PyTorch finds no CUDA GPU here; set train.device to cpu"
             )
-        if config.devices > there_are:
+        if config.devices is not None and config.devices > there_are:
             raise TrainingError(
                 f"train.devices is {config.devices}, but there are {there_are} GPUs; lower it"
             )
@@ -78,7 +92,9 @@ def open_folder(
                 error = refused
         error = fabric.broadcast(error)
         if error is not None:  # which the first process reports for all
-            raise error if fabric.is_global_zero else SystemExit(1)
+            if fabric.is_global_zero:
+                raise error
+            end_quietly()
         yield lock
 
 

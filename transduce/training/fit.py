@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +50,9 @@ from transduce.training.checks import (
     open_folder,
 )
 from transduce.training.corpus import Corpus, read_corpus
+from transduce.training.launch import settle_processes, start_fabric
 from transduce.training.lock import FolderLock
+from transduce.training.peers import watch_peers
 from transduce.training.pretraining import (
     PretrainingError,
     check_direction,
@@ -121,20 +124,13 @@ def fit(
         raise TrainingError(
             f"train.teacher is for a transducer, not {recipe.network.network}; leave it out"
         )
-    check_devices(config)
-    processes = config.devices * config.machines
-    fabric = Fabric(
-        accelerator=config.device,
-        devices=config.devices,
-        num_nodes=config.machines,
-        strategy="ddp" if processes > 1 else "auto",
-        precision="bf16-mixed" if config.precision == "bf16-mixed" else "32-true",
-    )
-    fabric.launch()
+    settled = settle_processes(config, os.environ)
+    check_devices(settled)
+    fabric = start_fabric(settled)
     check_precision(config.precision, fabric.device)
     if progress is None or not fabric.is_global_zero:
         progress = Progress(Console(quiet=not fabric.is_global_zero))
-    with open_folder(recipe, run_folder, resume, fabric) as lock:
+    with watch_peers(fabric), open_folder(recipe, run_folder, resume, fabric) as lock:
         if corpus is None:
             corpus = read_corpus(recipe.data, targets_only=not reads_input)
             if corpus.skipped:
@@ -142,8 +138,9 @@ def fit(
         run = _Run(recipe, run_folder, lock, corpus, fabric, validate, progress)
         with progress:
             run.train(resume)
-        fabric.barrier()
-        return load_model(run_folder)
+        # The other machines need not have the folder.
+        model = load_model(run_folder) if fabric.is_global_zero else None
+        return cast(TrainedModel, fabric.broadcast(model))
 
 
 class _Run:
@@ -186,7 +183,7 @@ class _Run:
     def train(self, resume: bool) -> None:
         """Train until the run is finished: epochs of steps, each with a validation."""
         report = self._size_report()
-        if resume and (self.folder / LAST_FILE).is_file():
+        if self.fabric.broadcast(resume and (self.folder / LAST_FILE).is_file()):
             self._load()
             if not self._finished():
                 self._write_config()
@@ -465,9 +462,13 @@ class _Run:
         write_tensors(self.folder / LAST_FILE, tensors, {"position": asdict(self.position)}, STATE)
 
     def _load(self) -> None:
-        """Read the state, and cut the metrics to their size at that time."""
-        path = self.folder / LAST_FILE
-        tensors, header = read_tensors(path, STATE)
+        """Read the state, and cut the metrics to their size at that time.
+
+        The first process reads it for all, so that all begin with the same.
+        """
+        path, is_first = self.folder / LAST_FILE, self.fabric.is_global_zero
+        state = read_tensors(path, STATE) if is_first else None
+        tensors, header = cast(tuple[Any, Any], self.fabric.broadcast(state))
         again = "train again in another folder"
         try:
             self.position = replace_settings(_Position(), header["position"])
@@ -478,13 +479,13 @@ class _Run:
             if name not in tensors or tensors[name].shape != shape:
                 raise TrainingError(f"{path} has no tensor {name} of shape {list(shape)}; {again}")
         load_network_tensors(self.network, {name: tensors[name] for name in shapes})
-        state: dict[int, dict[str, Tensor]] = {}
+        moments: dict[int, dict[str, Tensor]] = {}
         for name in shapes:
             if name.startswith("optimiser."):
                 _, i, key = name.split(".")
-                state.setdefault(int(i), {})[key] = tensors[name]
+                moments.setdefault(int(i), {})[key] = tensors[name]
         groups = self.optimiser.state_dict()["param_groups"]
-        self.optimiser.load_state_dict({"state": state, "param_groups": groups})
+        self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
         for number, average in enumerate(self.average.tensors):
             average.copy_(tensors[f"average.{number}"])
         metrics = self.folder / METRICS_FILE

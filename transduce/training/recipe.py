@@ -91,8 +91,10 @@ class TrainConfig:
     # bfloat16, and the LSTMs' products on a GPU
     precision: Literal["32-true", "tf32", "bf16-mixed"] = "32-true"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    devices: int = 1  # processes on each machine; they share a step's sequences
-    machines: int = 1
+    # Processes on each machine, which share a step's sequences, and machines; None: those that
+    # torchrun or srun started, otherwise 1
+    devices: int | None = None
+    machines: int | None = None
 
     def __post_init__(self) -> None:
         counts = ("max_sequences", "max_cells", "max_epochs", "patience", "validate_every")

@@ -1,0 +1,112 @@
+"""The processes of a training as launchers describe them in environment variables."""
+
+import pytest
+
+from transduce.training import checks, launch
+from transduce.training.checks import TrainingError
+from transduce.training.launch import launcher, settle_processes
+from transduce.training.recipe import TrainConfig
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "1",
+    "WORLD_SIZE": "8",
+    "GROUP_WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "4",
+    "LOCAL_RANK": "0",
+}
+SRUN = {"SLURM_NTASKS": "8", "SLURM_NNODES": "2", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize("environment", [TORCHRUN, SRUN, SRUN | TORCHRUN])
+def test_a_launcher_decides_the_numbers_of_devices_and_machines(environment):
+    for config in (TrainConfig(), TrainConfig(devices=4), TrainConfig(devices=4, machines=2)):
+        settled = settle_processes(config, environment)
+        assert (settled.devices, settled.machines) == (4, 2)
+
+
+def test_without_a_launcher_the_recipe_decides():
+    settled = settle_processes(TrainConfig(), {})
+    assert (settled.devices, settled.machines) == (1, 1)
+    assert settle_processes(TrainConfig(devices=3), {}).devices == 3
+    by_hand = {"MASTER_ADDR": "10.0.0.1", "NODE_RANK": "1"}
+    assert settle_processes(TrainConfig(machines=2), by_hand).machines == 2
+    shell = SRUN | {"SLURM_JOB_NAME": "interactive"}
+    assert settle_processes(TrainConfig(), shell).devices == 1
+
+
+@pytest.mark.parametrize(
+    "config, environment, said",
+    [
+        (
+            TrainConfig(devices=2),
+            TORCHRUN,
+            "train.devices is 2, but torchrun has --nproc-per-node 4; set train.devices to 4, or "
+            "give torchrun --nproc-per-node 2",
+        ),
+        (
+            TrainConfig(machines=3),
+            TORCHRUN,
+            "train.machines is 3, but torchrun has --nnodes 2; set train.machines to 2, or give "
+            "torchrun --nnodes 3",
+        ),
+        (
+            TrainConfig(devices=1),
+            SRUN,
+            "train.devices is 1, but srun has --ntasks-per-node 4; set train.devices to 4, or "
+            "give srun --ntasks-per-node 1",
+        ),
+        (
+            TrainConfig(),
+            SRUN | {"SLURM_NTASKS": "7"},
+            "srun started 7 processes on 2 machines, which cannot be the same number on each; "
+            "give srun --ntasks-per-node",
+        ),
+        (
+            TrainConfig(),
+            SRUN | {"SLURM_NNODES": "two"},
+            "the environment variable SLURM_NNODES is 'two', not a number; start the training "
+            "with torchrun or srun, which set it",
+        ),
+        (
+            TrainConfig(machines=2),
+            {},
+            "train.machines is 2, but no launcher started this process; start the same command on "
+            "all of them with torchrun --nnodes 2, or with srun",
+        ),
+    ],
+)
+def test_a_contradiction_is_one_sentence(config, environment, said):
+    with pytest.raises(TrainingError) as error:
+        settle_processes(config, environment)
+    assert str(error.value) == said
+
+
+def test_one_process_of_a_machine_says_the_sentence(monkeypatch):
+    monkeypatch.setattr(checks, "SECONDS_TO_SPEAK", 0.0)
+    with pytest.raises(SystemExit) as error:
+        settle_processes(TrainConfig(devices=2), TORCHRUN | {"LOCAL_RANK": "3"})
+    assert error.value.code == 1
+
+
+def test_lightning_finds_the_same_launcher(monkeypatch):
+    """Ours reads the variables before there is a Fabric, and must not contradict it."""
+    from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+
+    for environment, theirs in ((TORCHRUN, TorchElasticEnvironment), (SRUN, SLURMEnvironment)):
+        with monkeypatch.context() as patched:
+            for name, value in environment.items():
+                patched.setenv(name, value)
+            assert theirs.detect() and launcher(environment) is not None
+        assert not theirs.detect()
+
+
+def test_a_process_that_waits_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(launch, "SECONDS_BEFORE_NOTE", 0.05)
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    with launch._note_if_slow("waiting", shown=True):
+        launch.threading.Event().wait(0.5)
+    assert capsys.readouterr().err == "transduce: waiting at 10.0.0.1:29500\n"
+    with launch._note_if_slow("waiting", shown=False):
+        launch.threading.Event().wait(0.2)
+    assert capsys.readouterr().err == ""
