@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from transduce.audio.resampling import RateError, resample
-from transduce.data.pairs import Audio, Origin
+from transduce.data.pairs import Audio, DataError, Origin
 
+SOUNDS = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".sph", ".nist"}
 NO_SUCH_FILE = 7  # libsndfile's SFE_BAD_FILE
 BLOCK = 1 << 22  # samples read at once
 MOST_HEADER = 1 << 20  # bytes of a NIST SPHERE file's header
@@ -28,6 +29,20 @@ class UnreadableSound(ValueError):
 
 class LongSound(ValueError):
     """A sound that is longer than its reader asked for."""
+
+
+def sound_files(folder: Path) -> list[Path]:
+    """Return the sound files in a folder and its subfolders, sorted; raise a DataError if none."""
+    files = [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.suffix.lower() in SOUNDS and not file.name.startswith(".") and file.is_file()
+    ]
+    if not files:
+        raise DataError(
+            f"{folder} has no sound files; known suffixes are {', '.join(sorted(SOUNDS))}"
+        )
+    return files
 
 
 def part_seconds(audio: Audio, num_samples: int, sample_rate: int) -> float:

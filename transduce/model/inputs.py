@@ -15,13 +15,12 @@ from torch import Tensor
 
 from transduce.audio.cache import FrameReader
 from transduce.audio.resampling import RateError
-from transduce.audio.sound import UnreadableSound, decode
+from transduce.audio.sound import SOUNDS, UnreadableSound, decode, sound_files
 from transduce.data.batches import Example
 from transduce.data.manifest import read_manifest
 from transduce.data.pairs import Audio, DataError, Frames, Origin, Pair
 from transduce.model.signature import Signature
 
-SOUNDS = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".sph", ".nist"}
 STANDARD_INPUT = Path("standard input")
 CHUNK = 65_536  # bytes read at once from standard input: the size of a pipe's buffer
 
@@ -125,18 +124,9 @@ def _inputs(signature: Signature, files: Sequence[Path]) -> Iterator[Pair]:
 
 def _folder_pairs(folder: Path) -> list[Pair]:
     """Return the sounds in a folder and its subfolders, sorted; leave out hidden files."""
-    files = [
-        file
-        for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in SOUNDS and not file.name.startswith(".") and file.is_file()
-    ]
-    if not files:
-        raise DataError(
-            f"{folder} has no sound files; known suffixes are {', '.join(sorted(SOUNDS))}"
-        )
     return [
         Pair(file.relative_to(folder).with_suffix("").as_posix(), Audio(file), (), Origin(file))
-        for file in files
+        for file in sound_files(folder)
     ]
 
 
