@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -115,6 +116,7 @@ class Batches:
         *,
         max_sequences: int | None = None,
         pooling: int = 1,
+        stretch: float = 1.0,  # how much longer examples may be when they are loaded
     ) -> None:
         if max_sequences is not None and max_sequences < 1:
             raise ValueError(f"max_sequences must be at least 1, or None, not {max_sequences}")
@@ -122,31 +124,36 @@ class Batches:
             raise ValueError(f"pooling must be at least 1, not {pooling}")
         self.examples, self.max_cells, self.seed = examples, max_cells, seed
         self.max_sequences = max_sequences or len(examples)
+        counts = ((example.num_frames, example.num_labels) for example in examples)
+        lengths = np.array(list(counts), np.int64).reshape(len(examples), 2)
+        self.num_frames = np.ceil(stretch * lengths[:, 0]).astype(np.int64)
+        self.num_labels = lengths[:, 1]
         # Count targets without frames as one frame, so that max_cells bounds them too.
-        self.sizes = [(max(1, e.num_vectors(pooling)), e.num_labels + 1) for e in examples]
-        for example, (T, U) in zip(examples, self.sizes, strict=True):
-            cells = T * U
-            if cells > max_cells:
-                raise example.pair.origin.error(
-                    f"{example.pair.name} alone has {cells} cells of lattice where a batch may "
-                    f"have {max_cells}; raise max_cells, or leave the line out"
-                )
+        T = np.maximum(1, -(-self.num_frames // pooling))
+        self.sizes = np.stack([T, self.num_labels + 1], 1)
+        for i in np.flatnonzero(self.sizes.prod(1) > max_cells)[:1]:
+            pair, cells = examples[i].pair, int(self.sizes[i].prod())
+            raise pair.origin.error(
+                f"{pair.name} alone has {cells} cells of lattice where a batch may "
+                f"have {max_cells}; raise max_cells, or leave the line out"
+            )
 
     def epoch(self, number: int) -> list[list[int]]:
         """Return the batches of an epoch in random order, each a list of example indices."""
         draw = random.Random(f"{self.seed} {number}")
         order = list(range(len(self.examples)))
         if self.max_sequences > 1:
-            lengths = [(T + U) * (1 + LENGTH_JITTER * draw.random()) for T, U in self.sizes]
-            order.sort(key=lengths.__getitem__)
+            drawn = np.array([draw.random() for _ in order])
+            lengths = self.sizes.sum(1) * (1 + LENGTH_JITTER * drawn)
+            order = lengths.argsort(kind="stable").tolist()
         batches = self._fill(order)
         draw.shuffle(batches)
         return batches
 
     def by_length(self) -> list[list[int]]:
         """Return batches sorted by length, without randomness, for evaluation."""
-        order = sorted(range(len(self.examples)), key=lambda i: _length_key(*self.sizes[i]))
-        return self._fill(order)
+        keys = [_length_key(T, U) for T, U in self.sizes.tolist()]
+        return self._fill(sorted(range(len(keys)), key=keys.__getitem__))
 
     def load(self, batches: Iterable[Sequence[int]]) -> Iterator[Batch]:
         """Yield the padded batch of each list of example indices."""
@@ -155,19 +162,18 @@ class Batches:
 
     def shape(self, batch: Sequence[int]) -> tuple[int, int, int]:
         """Return B, T before pooling, and U of a batch, without padding it."""
-        inside = [self.examples[i] for i in batch]
-        return len(batch), max(e.num_frames for e in inside), max(e.num_labels for e in inside)
+        return len(batch), int(self.num_frames[batch].max()), int(self.num_labels[batch].max())
 
     def _fill(self, order: Sequence[int]) -> list[list[int]]:
         """Cut the sequence of indices into batches within the bounds."""
         batches: list[list[int]] = []
         T = U = 0
-        for i in order:
-            longest, most = max(T, self.sizes[i][0]), max(U, self.sizes[i][1])
+        for i, (frames, labels) in zip(order, self.sizes[order].tolist(), strict=True):
+            longest, most = max(T, frames), max(U, labels)
             fits = batches and longest * most * (len(batches[-1]) + 1) <= self.max_cells
             if not fits or len(batches[-1]) == self.max_sequences:
                 batches.append([])
-                longest, most = self.sizes[i]
+                longest, most = frames, labels
             batches[-1].append(i)
             T, U = longest, most
         return batches
