@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from transduce.architectures import CTC, NextLabelPredictor, Transducer, build_network
+from transduce.audio.augmentation import Augmenter
 from transduce.data.batches import Batch, Batches, Example, NetworkSizes, predicted_bytes
 from transduce.data.pairs import skipped_report
 from transduce.evaluation import bits_per_label, misclassified
@@ -38,6 +40,7 @@ from transduce.model.checkpoint import (
     network_tensors,
     save_model,
 )
+from transduce.model.signature import Signature
 from transduce.model.tensors import read_tensors, write_tensors
 from transduce.settings import RecipeError, replace_settings
 from transduce.training.checks import (
@@ -49,6 +52,7 @@ from transduce.training.checks import (
     open_folder,
 )
 from transduce.training.corpus import Corpus, read_corpus
+from transduce.training.loading import Loader
 from transduce.training.lock import FolderLock
 from transduce.training.pretraining import (
     PretrainingError,
@@ -166,12 +170,20 @@ class _Run:
         self.network = self._initial_network()
         backwards = recipe.network.backwards
         self.teachers = load_teachers(self.config.teacher, corpus.signature, backwards)
-        training, validation = self._alignable(corpus.training), self._alignable(corpus.validation)
-        limits = {"pooling": recipe.network.pooling, "max_cells": self.config.max_cells}
-        sequences = self.config.max_sequences
-        seed = self.config.seed
-        self.batches = Batches(training, seed=seed, max_sequences=sequences, **limits)
+        seed, sound = self.config.seed, self.config.sound
+        slowest, fastest = sound.speeds
+        training = self._alignable(corpus.training, 1 / fastest)
+        validation = self._alignable(corpus.validation)
+        limits: Any = {"pooling": recipe.network.pooling, "max_cells": self.config.max_cells}
+        self.batches = Batches(
+            training,
+            seed=seed,
+            max_sequences=self.config.max_sequences,
+            stretch=1 / slowest,
+            **limits,
+        )
         self.validation = Batches(validation, seed=seed, max_sequences=64, **limits)
+        self.loader = Loader(training, corpus.signature, self._augmenter(), self.config.devices)
         objective = _Objective(self.network, self.config.consistency)
         optimiser = _optimiser(self.network, self.config)
         self.objective, self.optimiser = fabric.setup(objective, optimiser)
@@ -206,28 +218,36 @@ class _Run:
             order = self.batches.epoch(at.epoch)
             self.progress.start_epoch(at.epoch + 1, len(order), at.batch)
             start = time.monotonic()
-            for ids in order[at.batch :]:
-                nats, labels = self._step(ids, len(order))
-                at = self.position = at.after(nats, labels)
-                self.progress.step(len(ids), bits_per_label(at.nats, at.labels))
-                if self.config.save_every and at.step % self.config.save_every == 0:
-                    self._save()
+            rest = order[at.batch :]
+            with closing(self.loader.load(at.epoch, map(self._share, rest))) as batches:
+                for ids, batch in zip(rest, batches, strict=True):
+                    nats, labels = self._step(ids, batch, len(order))
+                    at = self.position = at.after(nats, labels)
+                    self.progress.step(len(ids), bits_per_label(at.nats, at.labels))
+                    if self.config.save_every and at.step % self.config.save_every == 0:
+                        self._save()
             with self.average.in_place():
                 self._end_epoch(time.monotonic() - start)
             self._save()
 
-    def _step(self, ids: Sequence[int], num_steps: int) -> tuple[float, int]:
+    def _share(self, ids: Sequence[int]) -> list[int]:
+        """Return the sequences of a step that this process computes.
+
+        Every process must take part. One that has no sequence computes the first one, and gives it
+        the weight 0.
+        """
+        return list(ids[self.fabric.global_rank :: self.fabric.world_size]) or list(ids[:1])
+
+    def _step(self, ids: list[int], batch: Batch, num_steps: int) -> tuple[float, int]:
         """Update the weights once; return the summed loss of the sequences and their labels.
 
-        The processes share the sequences. The gradient is that of the mean loss over all of them.
+        The processes share the sequences; `batch` has those of this one. The gradient is that of
+        the mean loss over all of them.
         """
         config, fabric = self.config, self.fabric
-        mine, share = list(ids[fabric.global_rank :: fabric.world_size]), 1.0
-        if not mine:  # every process must take part; a sequence of weight 0 changes nothing
-            mine, share = list(ids[:1]), 0.0
-        batch = next(self.batches.load([mine]))
+        share = 1.0 if fabric.global_rank < len(ids) else 0.0
         if self.targets:
-            targets = pad_sequence([self.targets[i] for i in mine], batch_first=True)
+            targets = pad_sequence([self.targets[i] for i in self._share(ids)], batch_first=True)
             batch = replace(batch, targets=targets)
         batch = batch.to(fabric.device)
         for group in self.optimiser.param_groups:
@@ -252,7 +272,7 @@ class _Run:
         self.optimiser.step()
         self.optimiser.zero_grad()
         self.average.update(self.position.step + 1)
-        return nats, sum(self.batches.examples[i].num_labels for i in ids)
+        return nats, int(self.batches.num_labels[ids].sum())
 
     @torch.no_grad()
     def _validation_results(self) -> tuple[float, float | None]:
@@ -360,9 +380,27 @@ class _Run:
             f"{needed / 2**20:.1f} MB beside the weights"
         )
 
-    def _alignable(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples that the network can align with their labels."""
-        alignable = [example for example in examples if self.network.can_align(example)]
+    def _augmenter(self) -> Augmenter | None:
+        """Return what changes the sound of the training set; None if nothing does."""
+        if not self.config.sound.is_on:
+            return None
+        features = self.corpus.signature.features
+        if features is None:
+            raise TrainingError(
+                "train.sound changes sound, and the training data have none; leave it out"
+            )
+        return Augmenter(self.config.sound, features.sample_rate, self.config.seed)
+
+    def _alignable(self, examples: Sequence[Example], shortened: float = 1.0) -> list[Example]:
+        """Return the examples that the network can align with their labels.
+
+        Changes of sound may leave this share of an example's frames.
+        """
+        alignable = [
+            example
+            for example in examples
+            if self.network.can_align(_shortened(example, shortened, self.corpus.signature))
+        ]
         name = self.network.kind
         if len(alignable) < len(examples):
             self.progress.say(
@@ -530,6 +568,16 @@ class _Objective(nn.Module):
             return self.network.training_losses(batch)
         losses, minimised, divergence = self.network.consistency_losses(batch)
         return losses, minimised + self.consistency * divergence
+
+
+def _shortened(example: Example, share: float, signature: Signature) -> Example:
+    """Return an example of sound with the fewest frames that it has at `share` of its duration."""
+    if share == 1 or signature.features is None:
+        return example
+    # A window that no longer fits takes its frame with it.
+    lost = -(-signature.features.window_samples // signature.features.shift_samples)
+    fewest = max(1, math.floor(share * example.num_frames) - lost)
+    return replace(example, frames=example.frames[:fewest])
 
 
 def step_seed(seed: int, step: int, purpose: str) -> int:
