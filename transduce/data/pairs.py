@@ -27,7 +27,8 @@ class Origin:
     line: int | None = None  # from 1; None if the pair is the whole file
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "file", Path(self.file))  # accept a string
+        if not isinstance(self.file, Path):  # accept a string
+            object.__setattr__(self, "file", Path(self.file))
 
     def __str__(self) -> str:
         return str(self.file) if self.line is None else f"{self.file}, line {self.line}"
@@ -93,7 +94,7 @@ class Pair:
 class Splits:
     """The training, validation and test sets of an experiment."""
 
-    training: tuple[Pair, ...]
+    training: Sequence[Pair]  # a tuple; a manifest is parsed line by line when it is needed
     validation: tuple[Pair, ...]
     test: tuple[Pair, ...]
 
@@ -161,7 +162,7 @@ def read_lines(
         for number, raw in enumerate(lines, start=1):
             text = ""
             with skipping(skipped):
-                text = _decode_line(raw, Origin(path, number))
+                text = decode_line(raw, Origin(path, number))
             is_empty = is_empty and not raw.strip()
             if text.strip() or (separator and separator in text):
                 is_empty = False
@@ -170,7 +171,8 @@ def read_lines(
         raise Origin(path).error("the file is empty; write a line for each pair")
 
 
-def _decode_line(raw: bytes, origin: Origin) -> str:
+def decode_line(raw: bytes, origin: Origin) -> str:
+    """Decode a line of UTF-8; raise a DataError if it is something else."""
     try:
         return raw.decode("utf-8-sig" if origin.line == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -181,7 +183,10 @@ def _decode_line(raw: bytes, origin: Origin) -> str:
 
 def alphabet_of(sequences: Iterable[Symbols]) -> Alphabet:
     """Return the sorted symbols of the sequences as an alphabet."""
-    return Alphabet(sorted(set().union(*sequences)))
+    symbols = set[str]()
+    for sequence in sequences:
+        symbols.update(sequence)
+    return Alphabet(sorted(symbols))
 
 
 def target_alphabet(pairs: Iterable[Pair]) -> Alphabet:
