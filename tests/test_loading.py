@@ -1,17 +1,22 @@
 """Batches of an epoch: the same whatever the threads and processes, and changed sound."""
 
+import json
 from contextlib import closing
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import soundfile
 import torch
+from memory import extra_megabytes, needs_proc
 from rich.console import Console
 from safetensors.torch import load_file
 from toys import sound_recipe, toy_recipe
 
 from transduce.audio.augmentation import Augmenter, SoundAugment
-from transduce.data.batches import Batches
+from transduce.data.batches import Batches, UnreadExamples
 from transduce.data.pairs import DataError
+from transduce.training import loading
 from transduce.training.checks import TrainingError
 from transduce.training.corpus import read_corpus
 from transduce.training.fit import fit
@@ -34,7 +39,7 @@ def loader_of(corpus, num_threads=2, settings=SOUND, seed=0):
 
 def loaded(loader, epoch, batches):
     with closing(loader.load(epoch, batches)) as found:
-        return [(batch.frames, batch.num_frames, batch.labels) for batch in found]
+        return [(batch.frames, batch.num_frames, batch.labels) for _, batch in found]
 
 
 def same(these, those):
@@ -128,3 +133,98 @@ def test_text_has_no_sound_to_change(tmp_path):
     recipe = toy_recipe(tmp_path, sound=SOUND)
     with pytest.raises(TrainingError, match=r"train\.sound changes sound, and the training data"):
         run(recipe, tmp_path / "run")
+
+
+# --- A training set that memory does not hold ---------------------------------------------------
+
+
+def unread(recipe, **data):
+    return replace(recipe, data=replace(recipe.data, memory=0.0, **data))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("kind", ["transducer", "ctc"])
+def test_a_training_set_that_is_not_kept_gives_the_same_weights(tmp_path, kind, cached):
+    """As long as its statistics are over all pairs, as those of 2000 pairs and fewer are."""
+    recipe = sound_recipe(tmp_path, kind, max_epochs=2)
+    run(recipe, tmp_path / "kept")
+    lazy = unread(recipe, cache=tmp_path / "cache" if cached else None)
+    run(lazy, tmp_path / "unread")
+    assert isinstance(read_corpus(lazy.data).training, UnreadExamples)
+    kept, again = (load_file(tmp_path / name / "last.safetensors") for name in ("kept", "unread"))
+    assert kept.keys() == again.keys()
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+
+
+def test_an_epoch_in_its_order_does_not_depend_on_threads_or_processes(tmp_path):
+    corpus = read_corpus(unread(sound_recipe(tmp_path)).data)
+    kept = read_corpus(sound_recipe(tmp_path).data)
+    orders = [Batches(c.training, 10**6, 3, max_sequences=4).epoch(2) for c in (corpus, kept)]
+    assert orders[0] == orders[1]
+    loaders = [Loader(corpus.training, corpus.signature) for _ in range(2)]
+    loaders[0].num_threads, loaders[1].num_threads = 1, 6
+    found = [loaded(loader, 2, orders[0]) for loader in loaders]
+    assert same(*found)
+    assert same(found[0], loaded(Loader(kept.training, kept.signature), 2, orders[0]))
+
+
+def test_bad_sounds_are_left_out_when_they_are_met_and_counted(tmp_path):
+    recipe = unread(sound_recipe(tmp_path, max_epochs=2, max_sequences=1))
+    first = read_corpus(recipe.data).training.pair(0)
+    first.source.path.write_bytes(b"no sound")
+    said = rf"sounds.jsonl, line {first.origin.line}: .* is not audio that can be read"
+    with pytest.raises(DataError, match=said):
+        run(recipe, tmp_path / "stops")
+    console = Console(record=True, width=500)
+    recipe = unread(recipe, skip_bad=True)
+    model = fit(recipe, tmp_path / "goes on", progress=Progress(console))
+    assert model.status.epoch == 2
+    text = console.export_text()
+    assert text.count("skipped 1 of 20") == 2
+    assert f"line {first.origin.line}: " in text
+
+
+def test_a_set_without_a_readable_sound_ends_with_the_first_error(tmp_path):
+    recipe = unread(sound_recipe(tmp_path), skip_bad=True)
+    corpus = read_corpus(recipe.data)
+    for file in tmp_path.glob("*.wav"):
+        file.unlink()
+    loader = Loader(corpus.training, corpus.signature, skip_bad=True)
+    with pytest.raises(DataError, match=r"no pair can be read; the first error is: .*line 1: "):
+        loaded(loader, 0, [[0, 1]])
+
+
+@needs_proc
+def test_memory_stays_flat_over_an_epoch(tmp_path, monkeypatch):
+    """Frames of 40 MB in all, of which a few are in memory at a time."""
+    monkeypatch.setattr(loading, "FRAMES_AHEAD", 1)
+    recipe = sound_recipe(tmp_path)
+    samples = np.random.default_rng(0).standard_normal(8000 * 20).astype(np.float32) / 10
+    soundfile.write(tmp_path / "long.wav", samples, 8000)
+    line = json.dumps({"audio_filepath": "long.wav", "duration": 20.0, "text": "abc"})
+    (tmp_path / "sounds.jsonl").write_text(f"{line}\n" * 100)
+    features = replace(recipe.data.features, num_channels=50)
+    (tmp_path / "validation.jsonl").write_text(line)
+    data = replace(recipe.data, validation=tmp_path / "validation.jsonl", num_validation=0)
+    corpus = read_corpus(replace(data, features=features, memory=0.01))
+    assert isinstance(corpus.training, UnreadExamples)
+    loader = Loader(corpus.training, corpus.signature)
+    loader.num_threads = 2
+
+    def epoch(number):
+        with closing(loader.load(number, [[i] for i in range(100)])) as batches:
+            return sum(batch.frames.nbytes for _, batch in batches)
+
+    assert epoch(0) == pytest.approx(40e6, rel=0.01)
+    assert extra_megabytes(lambda: epoch(1)) < 12
+    held = []
+    with closing(loader.load(2, [[i] for i in range(100)])) as batches:
+        assert extra_megabytes(lambda: held.extend(batches)) > 30  # the measure sees frames
+
+
+def test_a_teacher_needs_the_training_set_in_memory(tmp_path):
+    recipe = sound_recipe(tmp_path, max_epochs=1)
+    run(recipe, tmp_path / "teacher")
+    student = unread(replace(recipe, train=replace(recipe.train, teacher=(tmp_path / "teacher",))))
+    with pytest.raises(TrainingError, match=r"train\.teacher keeps its distributions in memory"):
+        run(student, tmp_path / "student")

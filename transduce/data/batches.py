@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,6 +97,59 @@ class Batch:
         return len(self.pairs)
 
 
+class UnreadExamples(Sequence[Example]):
+    """Examples that are read each time they are asked for, because memory does not hold them."""
+
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        num_frames: np.ndarray,  # [N], as far as it is known before reading
+        num_labels: np.ndarray,  # [N]
+        read: Callable[[Pair], Example],
+    ) -> None:
+        self.pairs, self.num_frames, self.num_labels, self.read = (
+            pairs,
+            num_frames,
+            num_labels,
+            read,
+        )
+        self.indices = np.arange(len(pairs))  # of the examples among the pairs
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.read(self.pair(index))
+
+    def pair(self, index: int) -> Pair:
+        """Return the pair of an example without reading its source."""
+        return self.pairs[int(self.indices[index])]
+
+    def subset(self, indices: np.ndarray) -> UnreadExamples:
+        """Return the examples at some indices."""
+        chosen = UnreadExamples(
+            self.pairs, self.num_frames[indices], self.num_labels[indices], self.read
+        )
+        chosen.indices = self.indices[indices]
+        return chosen
+
+
+def pair_of(examples: Sequence[Example], index: int) -> Pair:
+    """Return the pair of an example, without reading its source."""
+    if isinstance(examples, UnreadExamples):
+        return examples.pair(index)
+    return examples[index].pair
+
+
+def lengths_of(examples: Sequence[Example]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of frames and of labels of all examples, [N] each."""
+    if isinstance(examples, UnreadExamples):
+        return examples.num_frames, examples.num_labels
+    counts = [(example.num_frames, example.num_labels) for example in examples]
+    lengths = np.array(counts, np.int64).reshape(len(examples), 2)
+    return lengths[:, 0], lengths[:, 1]
+
+
 LENGTH_JITTER = 0.5  # largest random stretch of a length: more mixes lengths, and pads more
 
 
@@ -124,15 +178,13 @@ class Batches:
             raise ValueError(f"pooling must be at least 1, not {pooling}")
         self.examples, self.max_cells, self.seed = examples, max_cells, seed
         self.max_sequences = max_sequences or len(examples)
-        counts = ((example.num_frames, example.num_labels) for example in examples)
-        lengths = np.array(list(counts), np.int64).reshape(len(examples), 2)
-        self.num_frames = np.ceil(stretch * lengths[:, 0]).astype(np.int64)
-        self.num_labels = lengths[:, 1]
+        num_frames, self.num_labels = lengths_of(examples)
+        self.num_frames = np.ceil(stretch * num_frames).astype(np.int64)
         # Count targets without frames as one frame, so that max_cells bounds them too.
         T = np.maximum(1, -(-self.num_frames // pooling))
         self.sizes = np.stack([T, self.num_labels + 1], 1)
         for i in np.flatnonzero(self.sizes.prod(1) > max_cells)[:1]:
-            pair, cells = examples[i].pair, int(self.sizes[i].prod())
+            pair, cells = pair_of(examples, i), int(self.sizes[i].prod())
             raise pair.origin.error(
                 f"{pair.name} alone has {cells} cells of lattice where a batch may "
                 f"have {max_cells}; raise max_cells, or leave the line out"
