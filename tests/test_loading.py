@@ -1,6 +1,7 @@
 """Batches of an epoch: the same whatever the threads and processes, and changed sound."""
 
 import json
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -192,6 +193,20 @@ def test_a_set_without_a_readable_sound_ends_with_the_first_error(tmp_path):
     loader = Loader(corpus.training, corpus.signature, skip_bad=True)
     with pytest.raises(DataError, match=r"no pair can be read; the first error is: .*line 1: "):
         loaded(loader, 0, [[0, 1]])
+
+
+def test_no_more_is_read_than_will_soon_be_wanted(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "FRAMES_AHEAD", 1)
+    corpus = read_corpus(unread(sound_recipe(tmp_path)).data)
+    calls, read = [], corpus.training.read
+    corpus.training.read = lambda pair: calls.append(pair) or read(pair)
+    loader = Loader(corpus.training, corpus.signature)
+    loader.num_threads = 2
+    with closing(loader.load(0, [[i] for i in range(20)])) as batches:
+        for taken in (1, 2):
+            next(batches)
+            time.sleep(0.5)
+            assert taken <= len(calls) <= taken + 2
 
 
 @needs_proc
