@@ -62,7 +62,7 @@ class SoundAugment:
     highest_gain: float = 5.0
     band: float = 0.0  # probability of a low-pass, a high-pass, or the band of a telephone
     codec: float = 0.0  # probability of one of the codecs
-    # narrow: 8 kHz and back; mp3 and vorbis take ten times as long as everything else together
+    # narrow: 8 kHz and back; mp3 and vorbis take longer than everything else together
     codecs: tuple[Codec, ...] = ("mu_law", "narrow")
 
     def __post_init__(self) -> None:
