@@ -117,7 +117,7 @@ def test_online_training_takes_one_sequence_a_step_in_random_order():
     batches = Batches(random_examples(50), 10_000, seed=0, max_sequences=1)
     order = [i for (i,) in batches.epoch(0)]
     assert sorted(order) == list(range(50))
-    sizes = [batches.sizes[i] for i in order]
+    sizes = batches.sizes[order].tolist()
     assert sizes != sorted(sizes)
 
 

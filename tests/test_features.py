@@ -3,6 +3,9 @@
 import errno
 import io
 import resource
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -19,6 +22,7 @@ from transduce.audio.sound import UnreadableSound, decode, encode_wav, read_wave
 from transduce.data.manifest import read_manifest
 from transduce.data.pairs import Audio, DataError, Frames, Notation, Origin, Pair
 
+ROOT = Path(__file__).parent.parent
 PHONES = Notation("spaces", "NFC")
 SHERPA_WINDOWS = {"sherpa": ("povey", -400), "sherpa_streaming": ("hann", 8000)}
 SHERPA = [FeatureSettings(kind=kind, num_channels=80, num_deltas=0) for kind in SHERPA_WINDOWS]
@@ -411,6 +415,56 @@ def test_many_threads_may_share_a_cache(counted):
     assert all(torch.equal(result, results[0]) for result in results)
     assert len(results) == 8
     assert len(list(cache.iterdir())) == 1
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from transduce.audio.cache import FrameReader
+from transduce.data.pairs import Audio, Origin, Pair
+
+reader = FrameReader(cache=sys.argv[2])
+for path in sorted(Path(sys.argv[1]).glob("*.wav")):
+    reader(Pair(path.stem, Audio(path), (), Origin(path)))
+"""
+
+
+def test_processes_that_are_killed_leave_whole_files_to_the_others(tmp_path):
+    """Two processes fill one folder; one of them is killed meanwhile, at any point of a write."""
+    cache = tmp_path / "cache"
+    for i in range(60):
+        soundfile.write(tmp_path / f"{i:02}.wav", noise(16_000, seed=i).numpy(), 16_000)
+    command = [sys.executable, "-c", WRITER, str(tmp_path), str(cache)]
+    killed, other = (subprocess.Popen(command, cwd=ROOT) for _ in range(2))
+    deadline = time.monotonic() + 120
+    while len(list(cache.glob("*.npy"))) < 5:
+        assert time.monotonic() < deadline and killed.poll() is None
+        time.sleep(0.001)
+    killed.kill()
+    assert killed.wait() == -signal.SIGKILL
+    assert other.wait(timeout=120) == 0
+    files = sorted(cache.glob("*.npy"))
+    assert len(files) == 60
+    assert all(np.load(file).shape == (98, 26) for file in files)
+    reader, plain = FrameReader(cache=cache), FrameReader()
+    for path in sorted(tmp_path.glob("*.wav")):
+        assert torch.equal(reader(pair_of(path)), plain(pair_of(path)))
+    assert sorted(cache.glob("*.npy")) == files
+
+
+def test_a_file_of_many_parts_is_hashed_once_until_it_changes(counted, monkeypatch):
+    pair, calls, cache = counted
+    opened, original = [], Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda self, *args: opened.append(self) or original(self, *args)
+    )
+    parts = [pair_of(pair.source.path, start=0.1 * i, duration=0.1) for i in range(5)]
+    reader = FrameReader(cache=cache)
+    first = [reader(part) for part in parts]
+    assert len(calls) == 5 and opened.count(pair.source.path) == 1
+    assert all(map(torch.equal, first, [reader(part) for part in parts])) and len(calls) == 5
+    soundfile.write(pair.source.path, noise(20_000, seed=1).numpy(), 16_000)
+    assert not torch.equal(reader(parts[0]), first[0])
 
 
 def test_a_corpus_is_read_in_order_by_many_threads(corpora, tmp_path):

@@ -1,12 +1,14 @@
 """Manifests: allowed lines, and the error of each kind of bad line."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from transduce.data.manifest import read_manifest, read_targets, read_tsv
+from transduce.data.dictionaries import hold_out
+from transduce.data.manifest import Manifest, read_manifest, read_targets, read_tsv
 from transduce.data.pairs import (
     Audio,
     DataError,
@@ -201,3 +203,81 @@ def test_the_real_manifests_read_whole(corpora):
     assert len(pairs) == 249
     assert sum(len(pair.target) for pair in pairs) == 12_259
     assert len(target_alphabet(pairs)) == 39
+
+
+# --- An index of a manifest ---------------------------------------------------------------------
+
+
+def test_a_manifest_gives_the_pairs_that_are_read_whole(manifest):
+    sound = {"audio_filepath": "audio/a.wav"}
+    path = manifest(
+        {**sound, "duration": 1.5, "text": "ab"},
+        "",
+        {**sound, "duration": 2, "text": "abc"},
+        {**sound, "text": ["x", "yz"]},
+        {**sound, "duration": 0.5, "offset": 1.25, "text": "é"},
+        {"features_filepath": "audio/a.wav", "text": "z"},
+    )
+    path.write_bytes("\ufeff".encode() + path.read_bytes())
+    whole, index = read_manifest(path, CHARACTERS), Manifest.open(path, CHARACTERS)
+    assert list(index) == whole == index.read() == [index[i] for i in range(len(index))]
+    assert [pair.origin.line for pair in index] == [1, 3, 4, 5, 6]
+    assert index.lines["num_labels"].tolist() == [2, 3, 2, 1, 1]
+    np.testing.assert_equal(index.lines["seconds"], [1.5, 2.0, np.nan, 0.5, np.nan])
+    assert index.target_alphabet().symbols == target_alphabet(whole).symbols
+    assert index[1:3].target_alphabet().symbols == ("a", "b", "c", "x", "yz")
+    both = index[:2].joined(index[3:])
+    assert list(both) == whole[:2] + whole[3:]
+    assert both.target_alphabet().symbols == target_alphabet(list(both)).symbols
+
+
+def test_the_index_takes_34_bytes_a_line(manifest):
+    lines = [{"audio_filepath": "audio/a.wav", "duration": 1.0, "text": "x"}] * 1000
+    assert Manifest.open(manifest(*lines), CHARACTERS).lines.nbytes == 34_000
+
+
+@pytest.mark.parametrize("line, problem", BAD_LINES, ids=[problem for _, problem in BAD_LINES])
+@pytest.mark.parametrize("duration", [None, 1.0])
+def test_a_bad_line_has_the_same_sentence_when_it_is_indexed_or_met(
+    manifest, line, problem, duration
+):
+    if duration is not None and isinstance(line, dict):
+        line = {"duration": duration} | line
+    good = {"audio_filepath": "audio/a.wav", "text": "x"}
+    path = manifest(good, line, good)
+    try:
+        read_manifest(path, CHARACTERS)
+        expected = None  # a duration was all that was missing
+    except DataError as error:
+        expected = str(error)
+    skipped, met = [], []
+    index = Manifest.open(path, CHARACTERS, skipped=skipped)
+    pairs = index.read(met)
+    errors = [str(error) for error in skipped + met]
+    assert errors == ([] if expected is None else [expected])
+    assert len(pairs) == 3 - len(errors)
+    if skipped:
+        with pytest.raises(DataError, match=re.escape(expected)):
+            Manifest.open(path, CHARACTERS)
+    elif met:
+        with pytest.raises(DataError, match=re.escape(expected)):
+            index[1]
+
+
+def test_an_index_holds_out_the_sources_that_a_list_does(manifest, tmp_path):
+    for name in "abcdefgh":
+        (tmp_path / f"{name}.wav").touch()
+    lines = [{"audio_filepath": f"{name}.wav", "text": "x"} for name in "abcdefghabcdefgh"]
+    path = manifest(*lines)
+    expected = hold_out(read_manifest(path, CHARACTERS), 3, seed=5)
+    assert [list(part) for part in Manifest.open(path, CHARACTERS).hold_out(3, 5)] == list(expected)
+    with pytest.raises(ValueError, match="cannot hold out 8 of 8 sources"):
+        Manifest.open(path, CHARACTERS).hold_out(8, 0)
+
+
+def test_a_manifest_that_is_missing_or_empty_says_so_when_it_is_opened(tmp_path):
+    with pytest.raises(DataError, match=r"none\.jsonl: there is no such file; check the path"):
+        Manifest.open(tmp_path / "none.jsonl", CHARACTERS)
+    (tmp_path / "empty.jsonl").write_text("\n \n")
+    with pytest.raises(DataError, match=r"empty\.jsonl: the file is empty; write a line"):
+        Manifest.open(tmp_path / "empty.jsonl", CHARACTERS)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -131,9 +131,19 @@ class FrameReader:
         finally:
             threads.shutdown(cancel_futures=True)
 
-    def read(self, audio: Audio, origin: Origin) -> Tensor:
+    def read(
+        self,
+        audio: Audio,
+        origin: Origin,
+        change: Callable[[Tensor], Tensor] | None = None,  # of the samples
+    ) -> Tensor:
         """Read a sound without the cache, and compute its frames."""
         wave, _ = self.read_samples(audio, origin)
+        if change is not None:
+            wave = change(wave)
+            # Sound that is played faster may be shorter than a window.
+            missing = self.features.settings.window_samples - len(wave)
+            wave = torch.nn.functional.pad(wave, (0, max(0, missing)))
         [frames] = frames_of_sounds(self.features, [wave])
         if frames is None:
             raise not_finite(audio, origin)
@@ -161,7 +171,11 @@ class FrameReader:
     def _key(self, audio: Audio, origin: Origin) -> str:
         """Hash the audio's bytes, its offset and duration, and the settings."""
         try:
-            content = sound_bytes(audio)
+            if audio.start is None or audio.inside is not None:
+                digest = hashlib.sha256(sound_bytes(audio)).digest()
+            else:
+                status = audio.path.stat()
+                digest = _digest(audio.path, status.st_size, status.st_mtime_ns)
         except (OSError, ValueError) as error:  # a ValueError for a path with a null byte
             reason = error.strerror if isinstance(error, OSError) else error
             raise origin.file_error(
@@ -171,7 +185,14 @@ class FrameReader:
         part = (audio.start, audio.duration) + (("converted",) if self.convert else ())
         settings = sorted(asdict(self.features.settings).items())
         what = repr((VERSION, settings, part)).encode()
-        return hashlib.sha256(what + hashlib.sha256(content).digest()).hexdigest()
+        return hashlib.sha256(what + digest).hexdigest()
+
+
+@lru_cache(4096)
+def _digest(path: Path, size: int, changed: int) -> bytes:
+    """Hash a file once, however many parts of it are pairs, until its size or time changes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def not_finite(sound: Path | Audio, origin: Origin) -> DataError:

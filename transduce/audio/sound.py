@@ -17,7 +17,7 @@ from torch import Tensor
 
 from transduce.audio.resampling import RateError, resample
 from transduce.data.contents import open_sound
-from transduce.data.pairs import Audio, Origin
+from transduce.data.pairs import SOUNDS, Audio, DataError, Origin
 from transduce.data.parquet import ContentError
 
 NO_SUCH_FILE = 7  # libsndfile's SFE_BAD_FILE
@@ -35,12 +35,39 @@ class LongSound(ValueError):
     """A sound that is longer than its reader asked for."""
 
 
+def sound_files(folder: Path) -> list[Path]:
+    """Return the sound files in a folder and its subfolders, sorted; raise a DataError if none."""
+    files = [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.suffix.lower() in SOUNDS and not file.name.startswith(".") and file.is_file()
+    ]
+    if not files:
+        raise DataError(
+            f"{folder} has no sound files; known suffixes are {', '.join(sorted(SOUNDS))}"
+        )
+    return files
+
+
 def part_seconds(audio: Audio, num_samples: int, sample_rate: int) -> float:
     """Return the duration of a sound, or of the part that is meant, from its file's header."""
     rest = num_samples / sample_rate - (audio.start or 0.0)
     if audio.start is None or audio.duration is None:
         return rest
     return min(rest, audio.duration)
+
+
+def header_seconds(audio: Audio) -> float:
+    """Return the duration of a sound, or of its part, from the header; decode nothing.
+
+    Raise UnreadableSound if there is no header that libsndfile can read.
+    """
+    try:
+        with open_sound(audio) as file:
+            header = soundfile.info(file)
+    except (soundfile.SoundFileError, ContentError, OSError, TypeError) as error:
+        raise UnreadableSound(str(getattr(error, "error_string", error))) from None
+    return part_seconds(audio, header.frames, header.samplerate)
 
 
 def decode(

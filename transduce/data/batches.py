@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -95,6 +97,59 @@ class Batch:
         return len(self.pairs)
 
 
+class UnreadExamples(Sequence[Example]):
+    """Examples that are read each time they are asked for, because memory does not hold them."""
+
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        num_frames: np.ndarray,  # [N], as far as it is known before reading
+        num_labels: np.ndarray,  # [N]
+        read: Callable[[Pair], Example],
+    ) -> None:
+        self.pairs, self.num_frames, self.num_labels, self.read = (
+            pairs,
+            num_frames,
+            num_labels,
+            read,
+        )
+        self.indices = np.arange(len(pairs))  # of the examples among the pairs
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.read(self.pair(index))
+
+    def pair(self, index: int) -> Pair:
+        """Return the pair of an example without reading its source."""
+        return self.pairs[int(self.indices[index])]
+
+    def subset(self, indices: np.ndarray) -> UnreadExamples:
+        """Return the examples at some indices."""
+        chosen = UnreadExamples(
+            self.pairs, self.num_frames[indices], self.num_labels[indices], self.read
+        )
+        chosen.indices = self.indices[indices]
+        return chosen
+
+
+def pair_of(examples: Sequence[Example], index: int) -> Pair:
+    """Return the pair of an example, without reading its source."""
+    if isinstance(examples, UnreadExamples):
+        return examples.pair(index)
+    return examples[index].pair
+
+
+def lengths_of(examples: Sequence[Example]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of frames and of labels of all examples, [N] each."""
+    if isinstance(examples, UnreadExamples):
+        return examples.num_frames, examples.num_labels
+    counts = [(example.num_frames, example.num_labels) for example in examples]
+    lengths = np.array(counts, np.int64).reshape(len(examples), 2)
+    return lengths[:, 0], lengths[:, 1]
+
+
 LENGTH_JITTER = 0.5  # largest random stretch of a length: more mixes lengths, and pads more
 
 
@@ -115,6 +170,7 @@ class Batches:
         *,
         max_sequences: int | None = None,
         pooling: int = 1,
+        stretch: float = 1.0,  # how much longer examples may be when they are loaded
     ) -> None:
         if max_sequences is not None and max_sequences < 1:
             raise ValueError(f"max_sequences must be at least 1, or None, not {max_sequences}")
@@ -122,31 +178,34 @@ class Batches:
             raise ValueError(f"pooling must be at least 1, not {pooling}")
         self.examples, self.max_cells, self.seed = examples, max_cells, seed
         self.max_sequences = max_sequences or len(examples)
+        num_frames, self.num_labels = lengths_of(examples)
+        self.num_frames = np.ceil(stretch * num_frames).astype(np.int64)
         # Count targets without frames as one frame, so that max_cells bounds them too.
-        self.sizes = [(max(1, e.num_vectors(pooling)), e.num_labels + 1) for e in examples]
-        for example, (T, U) in zip(examples, self.sizes, strict=True):
-            cells = T * U
-            if cells > max_cells:
-                raise example.pair.origin.error(
-                    f"{example.pair.name} alone has {cells} cells of lattice where a batch may "
-                    f"have {max_cells}; raise max_cells, or leave the line out"
-                )
+        T = np.maximum(1, -(-self.num_frames // pooling))
+        self.sizes = np.stack([T, self.num_labels + 1], 1)
+        for i in np.flatnonzero(self.sizes.prod(1) > max_cells)[:1]:
+            pair, cells = pair_of(examples, i), int(self.sizes[i].prod())
+            raise pair.origin.error(
+                f"{pair.name} alone has {cells} cells of lattice where a batch may "
+                f"have {max_cells}; raise max_cells, or leave the line out"
+            )
 
     def epoch(self, number: int) -> list[list[int]]:
         """Return the batches of an epoch in random order, each a list of example indices."""
         draw = random.Random(f"{self.seed} {number}")
         order = list(range(len(self.examples)))
         if self.max_sequences > 1:
-            lengths = [(T + U) * (1 + LENGTH_JITTER * draw.random()) for T, U in self.sizes]
-            order.sort(key=lengths.__getitem__)
+            drawn = np.array([draw.random() for _ in order])
+            lengths = self.sizes.sum(1) * (1 + LENGTH_JITTER * drawn)
+            order = lengths.argsort(kind="stable").tolist()
         batches = self._fill(order)
         draw.shuffle(batches)
         return batches
 
     def by_length(self) -> list[list[int]]:
         """Return batches sorted by length, without randomness, for evaluation."""
-        order = sorted(range(len(self.examples)), key=lambda i: _length_key(*self.sizes[i]))
-        return self._fill(order)
+        keys = [_length_key(T, U) for T, U in self.sizes.tolist()]
+        return self._fill(sorted(range(len(keys)), key=keys.__getitem__))
 
     def load(self, batches: Iterable[Sequence[int]]) -> Iterator[Batch]:
         """Yield the padded batch of each list of example indices."""
@@ -155,19 +214,18 @@ class Batches:
 
     def shape(self, batch: Sequence[int]) -> tuple[int, int, int]:
         """Return B, T before pooling, and U of a batch, without padding it."""
-        inside = [self.examples[i] for i in batch]
-        return len(batch), max(e.num_frames for e in inside), max(e.num_labels for e in inside)
+        return len(batch), int(self.num_frames[batch].max()), int(self.num_labels[batch].max())
 
     def _fill(self, order: Sequence[int]) -> list[list[int]]:
         """Cut the sequence of indices into batches within the bounds."""
         batches: list[list[int]] = []
         T = U = 0
-        for i in order:
-            longest, most = max(T, self.sizes[i][0]), max(U, self.sizes[i][1])
+        for i, (frames, labels) in zip(order, self.sizes[order].tolist(), strict=True):
+            longest, most = max(T, frames), max(U, labels)
             fits = batches and longest * most * (len(batches[-1]) + 1) <= self.max_cells
             if not fits or len(batches[-1]) == self.max_sequences:
                 batches.append([])
-                longest, most = self.sizes[i]
+                longest, most = frames, labels
             batches[-1].append(i)
             T, U = longest, most
         return batches

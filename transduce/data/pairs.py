@@ -32,7 +32,8 @@ class Origin:
     inside: str | None = None  # the place in a file without lines, such as "row 3"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "file", Path(self.file))  # accept a string
+        if not isinstance(self.file, Path):  # accept a string
+            object.__setattr__(self, "file", Path(self.file))
 
     def __str__(self) -> str:
         place = self.inside if self.line is None else f"line {self.line}"
@@ -127,7 +128,7 @@ class Pair:
 class Splits:
     """The training, validation and test sets of an experiment."""
 
-    training: tuple[Pair, ...]
+    training: Sequence[Pair]  # a tuple; a manifest is parsed line by line when it is needed
     validation: tuple[Pair, ...]
     test: tuple[Pair, ...]
 
@@ -195,7 +196,7 @@ def read_lines(
         for number, raw in enumerate(_unpacked(lines, path), start=1):
             text = ""
             with skipping(skipped):
-                text = _decode_line(raw, Origin(path, number))
+                text = decode_line(raw, Origin(path, number))
             is_empty = is_empty and not raw.strip()
             if text.strip() or (separator and separator in text):
                 is_empty = False
@@ -213,7 +214,8 @@ def _unpacked(lines: Iterable[bytes], path: Path) -> Iterator[bytes]:
         raise Origin(path).error(f"gzip cannot read it ({reason}); copy the file again") from None
 
 
-def _decode_line(raw: bytes, origin: Origin) -> str:
+def decode_line(raw: bytes, origin: Origin) -> str:
+    """Decode a line of UTF-8; raise a DataError if it is something else."""
     try:
         return raw.decode("utf-8-sig" if origin.line == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -224,7 +226,10 @@ def _decode_line(raw: bytes, origin: Origin) -> str:
 
 def alphabet_of(sequences: Iterable[Symbols]) -> Alphabet:
     """Return the sorted symbols of the sequences as an alphabet."""
-    return Alphabet(sorted(set().union(*sequences)))
+    symbols = set[str]()
+    for sequence in sequences:
+        symbols.update(sequence)
+    return Alphabet(sorted(symbols))
 
 
 def target_alphabet(pairs: Iterable[Pair]) -> Alphabet:

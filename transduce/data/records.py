@@ -27,22 +27,28 @@ class Record:
 
     def pair(self, notation: Notation | None, target: str = "text") -> Pair:
         """Return the pair with field `target` split by `notation`; without one, no target."""
-        symbols = () if notation is None else self._symbols(target, notation)
+        symbols: Symbols = ()
+        if notation is not None:
+            symbols = target_symbols(self.origin, self.fields, target, notation)
         return Pair(self.name, self.source, symbols, self.origin)
 
-    def _symbols(self, target: str, notation: Notation) -> Symbols:
-        if target not in self.fields:
-            raise no_target(self.origin, "field", target, list(self.fields))
-        value = self.fields[target]
-        if isinstance(value, list) and all(isinstance(symbol, str) for symbol in value):
-            symbols = tuple(value)
-        elif isinstance(value, str):
-            symbols = notation.symbols(value)
-        else:
-            raise self.origin.error(f"{target} is {value!r}; it must be text, or a list of symbols")
-        if not symbols:
-            raise self.origin.error(f"{target} is empty; transcribe it, or leave it out")
-        return symbols
+
+def target_symbols(
+    origin: Origin, fields: Mapping[str, Any], target: str, notation: Notation
+) -> Symbols:
+    """Return field `target` split by `notation`; a list of symbols is split already."""
+    if target not in fields:
+        raise no_target(origin, "field", target, list(fields))
+    value = fields[target]
+    if isinstance(value, list) and all(isinstance(symbol, str) for symbol in value):
+        symbols = tuple(value)
+    elif isinstance(value, str):
+        symbols = notation.symbols(value)
+    else:
+        raise origin.error(f"{target} is {value!r}; it must be text, or a list of symbols")
+    if not symbols:
+        raise origin.error(f"{target} is empty; transcribe it, or leave it out")
+    return symbols
 
 
 def no_target(origin: Origin, kind: str, target: str, others: Sequence[str]) -> DataError:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.audio.cache import FrameReader
 from transduce.audio.resampling import RateError
-from transduce.audio.sound import UnreadableSound, decode
+from transduce.audio.sound import UnreadableSound, decode, sound_files
 from transduce.data.batches import Example
 from transduce.data.kinds import read_pairs, recognise
 from transduce.data.pairs import SOUNDS, Audio, DataError, Frames, Origin, Pair
@@ -138,18 +138,9 @@ def _is_data(signature: Signature, file: Path) -> bool:
 
 def _folder_pairs(folder: Path) -> list[Pair]:
     """Return the sounds in a folder and its subfolders, sorted; leave out hidden files."""
-    files = [
-        file
-        for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in SOUNDS and not file.name.startswith(".") and file.is_file()
-    ]
-    if not files:
-        raise DataError(
-            f"{folder} has no sound files; known suffixes are {', '.join(sorted(SOUNDS))}"
-        )
     return [
         Pair(file.relative_to(folder).with_suffix("").as_posix(), Audio(file), (), Origin(file))
-        for file in files
+        for file in sound_files(folder)
     ]
 
 

@@ -12,11 +12,13 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from lightning_fabric import Fabric
 from rich.console import Console
@@ -24,8 +26,16 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from transduce.architectures import CTC, NextLabelPredictor, Transducer, build_network
-from transduce.data.batches import Batch, Batches, Example, NetworkSizes, predicted_bytes
-from transduce.data.pairs import skipped_report
+from transduce.audio.augmentation import Augmenter
+from transduce.data.batches import (
+    Batch,
+    Batches,
+    Example,
+    NetworkSizes,
+    UnreadExamples,
+    predicted_bytes,
+)
+from transduce.data.pairs import DataError, skipped_report
 from transduce.evaluation import bits_per_label, misclassified
 from transduce.files import write_by_rename
 from transduce.lstm.layer import INITIAL_RANGE
@@ -39,6 +49,7 @@ from transduce.model.checkpoint import (
     network_tensors,
     save_model,
 )
+from transduce.model.signature import Signature
 from transduce.model.tensors import read_tensors, write_tensors
 from transduce.settings import RecipeError, replace_settings
 from transduce.training.checks import (
@@ -51,6 +62,7 @@ from transduce.training.checks import (
 )
 from transduce.training.corpus import Corpus, read_corpus
 from transduce.training.launch import settle_processes, start_fabric
+from transduce.training.loading import Loaded, Loader
 from transduce.training.lock import FolderLock
 from transduce.training.peers import watch_peers
 from transduce.training.pretraining import (
@@ -65,6 +77,7 @@ from transduce.training.regularisation import MovingAverage, spec_augment, weigh
 from transduce.training.teachers import load_teachers, teacher_targets
 
 METRICS_FILE = "metrics.jsonl"
+MARGIN = 5  # frames by which the length of a sound that has not been read may be wrong
 STATE = "the state of a run"
 # In training: the weight, its gradient, two moments, the average, and the copy without noise.
 BYTES_PER_WEIGHT = 24
@@ -135,7 +148,9 @@ def fit(
             corpus = read_corpus(recipe.data, targets_only=not reads_input)
             if corpus.skipped:
                 progress.say(skipped_report(corpus.skipped, len(corpus.training)))
-        run = _Run(recipe, run_folder, lock, corpus, fabric, validate, progress)
+        run = _Run(
+            recipe, run_folder, lock, corpus, fabric, settled.devices or 1, validate, progress
+        )
         with progress:
             run.train(resume)
         # The other machines need not have the folder.
@@ -153,6 +168,7 @@ class _Run:
         lock: FolderLock | None,  # None in all processes but the first
         corpus: Corpus,
         fabric: Fabric,
+        num_processes: int,  # on this machine
         validate: Validate | None,
         progress: Progress,
     ) -> None:
@@ -163,12 +179,32 @@ class _Run:
         self.network = self._initial_network()
         backwards = recipe.network.backwards
         self.teachers = load_teachers(self.config.teacher, corpus.signature, backwards)
-        training, validation = self._alignable(corpus.training), self._alignable(corpus.validation)
-        limits = {"pooling": recipe.network.pooling, "max_cells": self.config.max_cells}
-        sequences = self.config.max_sequences
-        seed = self.config.seed
-        self.batches = Batches(training, seed=seed, max_sequences=sequences, **limits)
+        if self.teachers and isinstance(corpus.training, UnreadExamples):
+            raise TrainingError(
+                "train.teacher keeps its distributions in memory, and the training set is too "
+                "large for that; raise data.memory, or set data.num_training"
+            )
+        seed, sound = self.config.seed, self.config.sound
+        slowest, fastest = sound.speeds
+        training = self._alignable(corpus.training, 1 / fastest)
+        validation = self._alignable(corpus.validation)
+        limits: Any = {"pooling": recipe.network.pooling, "max_cells": self.config.max_cells}
+        self.batches = Batches(
+            training,
+            seed=seed,
+            max_sequences=self.config.max_sequences,
+            stretch=1 / slowest,
+            **limits,
+        )
         self.validation = Batches(validation, seed=seed, max_sequences=64, **limits)
+        self.loader = Loader(
+            training,
+            corpus.signature,
+            self._augmenter(),
+            num_processes,
+            skip_bad=recipe.data.skip_bad,
+            convert=recipe.data.convert,
+        )
         objective = _Objective(self.network, self.config.consistency)
         optimiser = _optimiser(self.network, self.config)
         self.objective, self.optimiser = fabric.setup(objective, optimiser)
@@ -203,28 +239,40 @@ class _Run:
             order = self.batches.epoch(at.epoch)
             self.progress.start_epoch(at.epoch + 1, len(order), at.batch)
             start = time.monotonic()
-            for ids in order[at.batch :]:
-                nats, labels = self._step(ids, len(order))
-                at = self.position = at.after(nats, labels)
-                self.progress.step(len(ids), bits_per_label(at.nats, at.labels))
-                if self.config.save_every and at.step % self.config.save_every == 0:
-                    self._save()
+            rest = order[at.batch :]
+            with closing(self.loader.load(at.epoch, map(self._share, rest))) as batches:
+                for ids, loaded in zip(rest, batches, strict=True):
+                    nats, labels = self._step(ids, loaded, len(order))
+                    at = self.position = at.after(nats, labels)
+                    self.progress.step(len(ids), bits_per_label(at.nats, at.labels))
+                    if self.config.save_every and at.step % self.config.save_every == 0:
+                        self._save()
+            if self.loader.skipped:
+                kept = len(self.batches.examples) - len(self.loader.skipped)
+                self.progress.say(skipped_report(self.loader.skipped, kept))
+                self.loader.skipped.clear()
             with self.average.in_place():
                 self._end_epoch(time.monotonic() - start)
             self._save()
 
-    def _step(self, ids: Sequence[int], num_steps: int) -> tuple[float, int]:
+    def _share(self, ids: Sequence[int]) -> list[int]:
+        """Return the sequences of a step that this process computes.
+
+        Every process must take part. One that has no sequence computes the first one.
+        """
+        return list(ids[self.fabric.global_rank :: self.fabric.world_size]) or list(ids[:1])
+
+    def _step(self, ids: list[int], loaded: Loaded, num_steps: int) -> tuple[float, int]:
         """Update the weights once; return the summed loss of the sequences and their labels.
 
-        The processes share the sequences. The gradient is that of the mean loss over all of them.
+        The processes share the sequences; `loaded` has those of this one that could be read. The
+        gradient is that of the mean loss over all of them.
         """
-        config, fabric = self.config, self.fabric
-        mine, share = list(ids[fabric.global_rank :: fabric.world_size]), 1.0
-        if not mine:  # every process must take part; a sequence of weight 0 changes nothing
-            mine, share = list(ids[:1]), 0.0
-        batch = next(self.batches.load([mine]))
+        config, fabric, batch = self.config, self.fabric, loaded.batch
+        # A sequence of weight 0 changes nothing.
+        share = 1.0 if fabric.global_rank < len(ids) and loaded.ids else 0.0
         if self.targets:
-            targets = pad_sequence([self.targets[i] for i in mine], batch_first=True)
+            targets = pad_sequence([self.targets[i] for i in loaded.ids], batch_first=True)
             batch = replace(batch, targets=targets)
         batch = batch.to(fabric.device)
         for group in self.optimiser.param_groups:
@@ -237,9 +285,8 @@ class _Run:
         self.objective.train()
         with weight_noise(self.weights, config.weight_noise, self.generator):
             losses, objective = self.objective(*views.tensors)
-            nats = float(
-                cast(Tensor, fabric.all_reduce(share * losses.detach().sum(), reduce_op="sum"))
-            )
+            sums = share * torch.stack([losses.detach().sum(), batch.num_labels.sum()])
+            nats, labels = cast(Tensor, fabric.all_reduce(sums, reduce_op="sum")).tolist()
             if not math.isfinite(nats):
                 raise self._non_finite(batch, losses)
             # Fabric averages the gradients of the processes.
@@ -249,7 +296,7 @@ class _Run:
         self.optimiser.step()
         self.optimiser.zero_grad()
         self.average.update(self.position.step + 1)
-        return nats, sum(self.batches.examples[i].num_labels for i in ids)
+        return nats, round(labels)
 
     @torch.no_grad()
     def _validation_results(self) -> tuple[float, float | None]:
@@ -357,9 +404,31 @@ class _Run:
             f"{needed / 2**20:.1f} MB beside the weights"
         )
 
-    def _alignable(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples that the network can align with their labels."""
-        alignable = [example for example in examples if self.network.can_align(example)]
+    def _augmenter(self) -> Augmenter | None:
+        """Return what changes the sound of the training set; None if nothing does."""
+        if not self.config.sound.is_on:
+            return None
+        features = self.corpus.signature.features
+        if features is None:
+            raise TrainingError(
+                "train.sound changes sound, and the training data have none; leave it out"
+            )
+        return Augmenter(self.config.sound, features.sample_rate, self.config.seed)
+
+    def _alignable(self, examples: Sequence[Example], shortened: float = 1.0) -> Sequence[Example]:
+        """Return the examples that the network can align with their labels.
+
+        Changes of sound may leave this share of an example's frames.
+        """
+        alignable: Sequence[Example]
+        if isinstance(examples, UnreadExamples):
+            alignable = examples.subset(self._alignable_unread(examples, shortened))
+        else:
+            alignable = [
+                example
+                for example in examples
+                if self.network.can_align(_shortened(example, shortened, self.corpus.signature))
+            ]
         name = self.network.kind
         if len(alignable) < len(examples):
             self.progress.say(
@@ -370,6 +439,23 @@ class _Run:
         if not alignable:
             raise TrainingError(f"{name} can align none of the sequences; lower network.pooling")
         return alignable
+
+    def _alignable_unread(self, examples: UnreadExamples, shortened: float) -> np.ndarray:
+        """Return the indices of the examples that the network can align, as far as it is known."""
+        can_align = np.ones(len(examples), bool)
+        # Even equal labels need no more than two frames each.
+        most = 2 * self.recipe.network.pooling * examples.num_labels
+        for i in np.flatnonzero(shortened * examples.num_frames - MARGIN < most):
+            frames = torch.zeros(
+                max(1, int(examples.num_frames[i]) - MARGIN), self.corpus.signature.input_size
+            )
+            with suppress(DataError):  # which is met again when the example is read
+                example = self.corpus.signature.example(
+                    examples.pair(int(i)), with_labels=True, frames=frames
+                )
+                short = _shortened(example, shortened, self.corpus.signature)
+                can_align[i] = self.network.can_align(short)
+        return np.flatnonzero(can_align)
 
     def _initial_network(self) -> Transducer | CTC | NextLabelPredictor:
         """Build the network, and copy the pretrained parts that the recipe names into it."""
@@ -531,6 +617,16 @@ class _Objective(nn.Module):
             return self.network.training_losses(batch)
         losses, minimised, divergence = self.network.consistency_losses(batch)
         return losses, minimised + self.consistency * divergence
+
+
+def _shortened(example: Example, share: float, signature: Signature) -> Example:
+    """Return an example of sound with the fewest frames that it has at `share` of its duration."""
+    if share == 1 or signature.features is None:
+        return example
+    # A window that no longer fits takes its frame with it.
+    lost = -(-signature.features.window_samples // signature.features.shift_samples)
+    fewest = max(1, math.floor(share * example.num_frames) - lost)
+    return replace(example, frames=example.frames[:fewest])
 
 
 def step_seed(seed: int, step: int, purpose: str) -> int:

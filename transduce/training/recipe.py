@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transduce.architectures import NetworkConfig
+from transduce.audio.augmentation import SoundAugment
 from transduce.settings import (
     OptionError,
     OptionText,
@@ -79,13 +80,14 @@ class TrainConfig:
     stop_at: Literal["log_loss", "error_rate"] = "log_loss"  # the measure to minimise in validation
     clip: float | None = None  # largest norm of the gradient; None: no clipping
     spec_augment: SpecAugment = field(default_factory=SpecAugment)  # of audio
+    sound: SoundAugment = field(default_factory=SoundAugment)  # of audio, before its frames
     init_prediction: Path | None = None  # a run with the initial prediction network
     init_transcription: Path | None = None  # a run with the initial transcription network
     # Distillation: transducers (runs, files or names of models that ship) whose expectations of the
     # next label the network learns, and their share of the targets; the rest is the labels
     teacher: tuple[Path, ...] = ()
     distillation: float = 0.7
-    seed: int = 0  # of initial weights, batches, noise, dropout and masks
+    seed: int = 0  # of initial weights, batches, noise, dropout, masks and changes of sound
     save_every: int | None = None  # steps between saved states; None: after each epoch
     # tf32: matrix products in TF32 on a GPU, also the LSTMs'; bf16-mixed: the output layers in
     # bfloat16, and the LSTMs' products on a GPU
