@@ -1,6 +1,8 @@
 """Batches of an epoch: the same whatever the threads and processes, and changed sound."""
 
+import io
 import json
+import tarfile
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -16,10 +18,11 @@ from toys import sound_recipe, toy_recipe
 
 from transduce.audio.augmentation import Augmenter, SoundAugment
 from transduce.data.batches import Batches, UnreadExamples
+from transduce.data.manifest import read_manifest
 from transduce.data.pairs import DataError
 from transduce.training import loading
 from transduce.training.checks import TrainingError
-from transduce.training.corpus import read_corpus
+from transduce.training.corpus import CHARACTERS, read_corpus
 from transduce.training.fit import fit
 from transduce.training.loading import Loader
 from transduce.training.progress import Progress
@@ -243,3 +246,30 @@ def test_a_teacher_needs_the_training_set_in_memory(tmp_path):
     student = unread(replace(recipe, train=replace(recipe.train, teacher=(tmp_path / "teacher",))))
     with pytest.raises(TrainingError, match=r"train\.teacher keeps its distributions in memory"):
         run(student, tmp_path / "student")
+
+
+@pytest.mark.parametrize("memory", [8.0, 0.0])
+def test_sounds_of_another_rate_are_changed_where_they_are_converted(tmp_path, memory):
+    recipe = sound_recipe(tmp_path, max_epochs=1, sound=SOUND)
+    features = replace(recipe.data.features, sample_rate=16000)
+    data = replace(recipe.data, features=features, convert=True, memory=memory)
+    assert run(replace(recipe, data=data), tmp_path / "run").status.step > 0
+    with pytest.raises(DataError, match=r"--data\.convert"):
+        run(replace(recipe, data=replace(data, convert=False)), tmp_path / "refused")
+
+
+@pytest.mark.parametrize("memory", [8.0, 0.0])
+def test_sounds_in_a_tar_archive_are_changed_and_trained_on(tmp_path, memory):
+    recipe = sound_recipe(tmp_path, max_epochs=1, sound=SOUND)
+    with tarfile.open(tmp_path / "sounds.tar", "w") as archive:
+        for pair in read_manifest(recipe.data.training, CHARACTERS):
+            text = "".join(pair.target).encode()
+            archive.add(pair.source.path, f"{pair.name}.wav")
+            member = tarfile.TarInfo(f"{pair.name}.txt")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+    data = replace(recipe.data, training=tmp_path / "sounds.tar", memory=memory)
+    found = run(replace(recipe, data=data), tmp_path / "tar").network.state_dict()
+    files = replace(recipe, data=replace(recipe.data, memory=memory))
+    expected = run(files, tmp_path / "files").network.state_dict()
+    assert all(torch.equal(found[name], weights) for name, weights in expected.items())
