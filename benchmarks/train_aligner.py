@@ -5,8 +5,9 @@
 MANIFEST has `audio_filepath` and `phones` on each line. The shipped recogniser's emissions give the
 initial alignment; `--initial` names a JSON file that keeps it: {sound: [[start, end], ...]}, in
 seconds. Each pass fits the mixtures of the states to the frames that the alignment gives them (EM),
-and then replaces the alignment by the most probable one (Viterbi training). Nothing is fitted to
-hand labels.
+and then replaces the alignment by the most probable one (Viterbi training). The mixtures that
+depend on the phone alone come first; with them, the model decides where the pauses are. Then come
+those that depend on the phone beside it too. Nothing is fitted to hand labels.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import math
 import random
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +29,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from transduce.alignment.boundaries import Heard, emission_boundaries
-from transduce.alignment.phone_hmm import STATES, PhoneHMM, Spans, state_lattice
+from transduce.alignment.phone_hmm import (
+    STATES,
+    Mixtures,
+    PhoneHMM,
+    Spans,
+    StateSequence,
+    state_lattice,
+)
 from transduce.audio.features import FeatureSettings
 from transduce.audio.sound import read_wave
 from transduce.data.manifest import read_manifest
@@ -36,12 +45,27 @@ from transduce.decoding.search import transcribe
 from transduce.lattice.loss import best_alignment
 from transduce.model.model import Model, load
 
-SETTINGS = FeatureSettings(window=0.020, shift=0.005, num_deltas=2, delta_reach=3)
-GAUSSIANS = 1, 1, 2, 2, 4, 4, 8, 8, 16, 16  # in each state, pass by pass
+SETTINGS = FeatureSettings(
+    "log_mel", window=0.020, shift=0.005, num_channels=26, num_deltas=2, delta_reach=1
+)
+CLASSES = (
+    "P T K",
+    "B D G",
+    "CH JH",
+    "F TH S SH HH",
+    "V DH Z ZH",
+    "M N NG",
+    "L R ER W Y",
+    "IY IH EY EH AE AY",
+    "AA AO AW AH OW OY UH UW",
+)  # of neighbours
+ALONE = 1, 1, 2, 2, 4, 4, 8, 8, 16, 16  # Gaussians in each state, pass by pass
+BESIDE = 1, 2, 4, 8, 8  # the same, of the states that depend on the phone beside theirs
 STEPS = 3  # of EM in each pass
 FLOOR = 0.01  # added to variances, where frames have variance 1
 MOST_FRAMES = 20_000  # of a state that EM sees: accuracy against time
-FEWEST_FRAMES = 20  # a state with fewer keeps its mixture
+FEWEST_FRAMES = 40  # for each Gaussian: a state with fewer keeps its mixture
+WORKERS = 2  # threads that align utterances
 BATCH = 16  # utterances that the recogniser hears at once
 
 
@@ -99,45 +123,40 @@ def initial_states(hmm: PhoneHMM, utterance: Utterance) -> Tensor:
     return found
 
 
-def best_states(hmm: PhoneHMM, utterance: Utterance) -> tuple[Tensor, float] | None:
-    """Return the state [T] of each frame on the most probable path, and its log-likelihood.
-
-    Return None if there are fewer frames than states.
-    """
-    states = torch.tensor(hmm.state_sequence(utterance.phones, utterance.spans).states)
-    T = len(utterance.frames)
-    if len(states) > T:
-        return None
-    log_likelihoods = hmm.log_likelihoods(utterance.frames, states).double()
-    last, log_likelihood = best_alignment(*state_lattice(log_likelihoods))
+def best_path(log_likelihoods: Tensor) -> tuple[Tensor, float]:
+    """Return the index [T] of each frame's state on the most probable path; its log-likelihood."""
+    last, log_likelihood = best_alignment(*state_lattice(log_likelihoods.double()))
+    T, N = log_likelihoods.shape
     starts = [0, *(t + u + 1 for u, t in enumerate(last)), T]
-    return states.repeat_interleave(torch.tensor(starts).diff()), log_likelihood
+    return torch.arange(N).repeat_interleave(torch.tensor(starts).diff()), log_likelihood
 
 
-def split(hmm: PhoneHMM) -> PhoneHMM:
-    """Return a model with twice as many Gaussians: each is replaced by two beside it."""
-    step = 0.2 * hmm.variances.sqrt() * torch.randn_like(hmm.means).sign()
-    return replace(
-        hmm,
-        means=torch.cat([hmm.means + step, hmm.means - step], 1),
-        variances=hmm.variances.repeat(1, 2, 1),
-        log_weights=hmm.log_weights.repeat(1, 2) - math.log(2),
+def split(mixtures: Mixtures) -> Mixtures:
+    """Return mixtures with twice as many Gaussians: each is replaced by two beside it."""
+    step = 0.2 * mixtures.variances.sqrt() * torch.randn_like(mixtures.means).sign()
+    return Mixtures(
+        torch.cat([mixtures.means + step, mixtures.means - step], 1),
+        mixtures.variances.repeat(1, 2, 1),
+        mixtures.log_weights.repeat(1, 2) - math.log(2),
     )
 
 
-def fit(hmm: PhoneHMM, frames: Tensor, states: Tensor) -> PhoneHMM:
-    """Return the model after some steps of EM on the frames [N, D] of each state."""
-    means, variances, weights = hmm.means.clone(), hmm.variances.clone(), hmm.log_weights.clone()
-    order, counts = states.argsort(), states.bincount(minlength=len(means)).tolist()
+def fit(mixtures: Mixtures, frames: Tensor, states: Tensor, gaussians: int) -> Mixtures:
+    """Return the mixtures after some steps of EM on the frames [N, D] of each state."""
+    if mixtures.means.shape[1] < gaussians:
+        mixtures = split(mixtures)
+    means, variances = mixtures.means.clone(), mixtures.variances.clone()
+    weights = mixtures.log_weights.clone()
+    order, counts = states.argsort(stable=True), states.bincount(minlength=len(means)).tolist()
     for state, own in enumerate(order.split(counts)):
-        if len(own) < FEWEST_FRAMES:
+        if len(own) < FEWEST_FRAMES * gaussians:
             continue
         own = own[torch.randperm(len(own))[:MOST_FRAMES]]
         mixture = means[state], variances[state], weights[state]
         for _ in range(STEPS):
             mixture = em_step(frames[own], *mixture)
         means[state], variances[state], weights[state] = mixture
-    return replace(hmm, means=means, variances=variances, log_weights=weights)
+    return Mixtures(means, variances, weights)
 
 
 def em_step(x: Tensor, means: Tensor, variances: Tensor, log_weights: Tensor) -> tuple[Tensor, ...]:
@@ -152,32 +171,96 @@ def em_step(x: Tensor, means: Tensor, variances: Tensor, log_weights: Tensor) ->
     return means, variances.clamp(min=0) + FLOOR, (counts / counts.sum()).log()
 
 
+def normal(S: int, D: int) -> Mixtures:
+    """Return one standard normal distribution for each of S states."""
+    return Mixtures(torch.zeros(S, 1, D), torch.ones(S, 1, D), torch.zeros(S, 1))
+
+
 def untrained(symbols: Symbols) -> PhoneHMM:
     """Return a model with one standard normal distribution in each state."""
-    S, D = STATES * len(symbols) + 1, SETTINGS.size
-    numbers = torch.zeros(S, 1, D), torch.ones(S, 1, D), torch.zeros(S, 1)
-    return PhoneHMM(symbols, SETTINGS, torch.ones(D), *numbers)
+    classes = tuple(
+        next(i for i, phones in enumerate(CLASSES) if symbol in phones.split())
+        for symbol in symbols
+    )
+    nothing = normal(0, 0)
+    hmm = PhoneHMM(symbols, classes, SETTINGS, torch.ones(0), nothing, nothing)
+    return replace(
+        hmm,
+        scales=torch.ones(hmm.size),
+        alone=normal(hmm.silence + 1, hmm.size),
+        beside=normal(hmm.num_beside, hmm.size),
+    )
+
+
+def pooled(hmm: PhoneHMM) -> Mixtures:
+    """Return one Gaussian for each state that depends on its neighbour, from the phone alone."""
+    weights = hmm.alone.log_weights.exp()[..., None]
+    means = (weights * hmm.alone.means).sum(1)
+    squares = (weights * (hmm.alone.variances + hmm.alone.means.square())).sum(1)
+    K = hmm.num_neighbours
+    own = torch.tensor([0] * K + [1] + [2] * K)  # the state of the phone alone
+    states = torch.cat(
+        [own + STATES * i for i in range(len(hmm.symbols))] + [torch.tensor([hmm.silence])]
+    )
+    variances = (squares - means.square())[states, None]
+    return Mixtures(means[states, None], variances, torch.zeros(len(states), 1))
 
 
 def train(hmm: PhoneHMM, utterances: list[Utterance]) -> Iterator[PhoneHMM]:
     """Yield the model after each pass; print the log-likelihood of a frame on the best paths."""
-    alignments = [initial_states(hmm, one) for one in utterances]
-    frames = torch.cat([one.frames for one in utterances])
-    for number, gaussians in enumerate(GAUSSIANS, start=1):
-        began, total, aligned = time.monotonic(), 0.0, 0
-        if hmm.means.shape[1] < gaussians:
-            hmm = split(hmm)
-        hmm = fit(hmm, frames, torch.cat(alignments))
-        for i, utterance in enumerate(utterances):
-            if (best := best_states(hmm, utterance)) is not None:
-                alignments[i] = best[0]
-                total, aligned = total + best[1], aligned + len(best[0])
-        print(
-            f"pass {number}: {gaussians} Gaussians in each state, log-likelihood of a frame "
-            f"{total / aligned:.3f}, {time.monotonic() - began:.0f} s",
-            flush=True,
-        )
-        yield hmm
+    paths = [initial_states(hmm, one) for one in utterances]
+    every = torch.cat([one.frames for one in utterances])
+
+    def alone(utterance: Utterance) -> tuple[StateSequence, Tensor] | None:
+        """Return the states of an utterance, and the log-likelihoods of the phones alone."""
+        frames, phones, _ = utterance
+        states = hmm.state_sequence(phones, hmm.pauses(frames, phones, range(len(phones))))
+        if len(states.alone) > len(frames):
+            return None
+        return states, hmm.alone.log_likelihoods(frames, states.alone)
+
+    with ThreadPoolExecutor(WORKERS) as workers:
+        for number, gaussians in enumerate(ALONE, start=1):
+            began = time.monotonic()
+            hmm = replace(hmm, alone=fit(hmm.alone, every, torch.cat(paths), gaussians))
+            found = list(workers.map(alone, utterances))
+            best = list(workers.map(lambda one: one and best_path(one[1]), found))
+            for i, (one, path) in enumerate(zip(found, best, strict=True)):
+                if one is not None:
+                    paths[i] = torch.tensor(one[0].alone)[path[0]]
+            _report(f"pass {number}", gaussians, best, began)
+            yield hmm
+        kept = [(frames, *one) for (frames, *_), one in zip(utterances, found, strict=True) if one]
+        every = torch.cat([frames for frames, *_ in kept])
+        indices = [path[0] for path in best if path]
+        hmm = replace(hmm, beside=pooled(hmm))
+
+        def both(one: tuple[Tensor, StateSequence, Tensor]) -> tuple[Tensor, float]:
+            frames, states, log_alone = one
+            return best_path((log_alone + hmm.beside.log_likelihoods(frames, states.beside)) / 2)
+
+        for number, gaussians in enumerate(BESIDE, start=len(ALONE) + 1):
+            began = time.monotonic()
+            states = torch.cat(
+                [torch.tensor(one[1].beside)[path] for one, path in zip(kept, indices, strict=True)]
+            )
+            hmm = replace(hmm, beside=fit(hmm.beside, every, states, gaussians))
+            best = list(workers.map(both, kept))
+            indices = [path for path, _ in best]
+            _report(f"pass {number}, with neighbours", gaussians, best, began)
+            yield hmm
+
+
+def _report(
+    name: str, gaussians: int, best: Sequence[tuple[Tensor, float] | None], began: float
+) -> None:
+    paths = [one for one in best if one]
+    mean = sum(total for _, total in paths) / sum(len(path) for path, _ in paths)
+    print(
+        f"{name}: {gaussians} Gaussians in each state, log-likelihood of a frame {mean:.3f}, "
+        f"{time.monotonic() - began:.0f} s",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -195,7 +278,7 @@ def main() -> None:
     spans = read_initial(recogniser, pairs, arguments.initial)
     chosen = random.Random(arguments.seed).sample(range(len(pairs)), arguments.limit or len(pairs))
     hmm = untrained(tuple(sorted(recogniser.signature.targets.symbols)))
-    frames = [hmm.frames(samples_of(pairs[i])) for i in chosen]
+    frames = [hmm.frames_and_levels(samples_of(pairs[i]))[0] for i in chosen]
     scales = torch.cat(frames).std(0)
     utterances = [
         Utterance(one / scales, pairs[i].target, spans[i])

@@ -382,9 +382,9 @@ def test_the_boundary_function_gets_the_sound_of_its_stretch(singer, monkeypatch
     wave, _ = song("ABCDE" * 8)
     asked = []
 
-    def noted(model, heard, labels):
+    def noted(model, heard, labels, word_starts):
         asked.append((heard.read(), heard.seconds, len(heard.vectors)))
-        return boundaries(model, heard, labels)
+        return boundaries(model, heard, labels, word_starts)
 
     monkeypatch.setattr(align_module, "boundaries", noted)
     transduce.align(singer, wave, phones=list("ABCDE" * 8))

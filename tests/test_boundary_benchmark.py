@@ -43,3 +43,15 @@ def test_errors_are_those_of_equal_phones(protocol):
     assert table["within 10 ms %"] == pytest.approx(100 / 3)
     assert table["precision %"] == pytest.approx(50.0)  # 0.11 and 0.215 of four boundaries
     assert table["recall %"] == pytest.approx(200 / 3)
+
+
+def test_errors_are_grouped_by_the_sounds_on_either_side(protocol):
+    scores = protocol.Scores()
+    wanted = [protocol.Segment("AA", 0.1, 0.2), protocol.Segment("S", 0.2, 0.3)]
+    scores.add(["AA", "S"], [(0.11, 0.23), (0.23, 0.36)], wanted)
+    assert scores.kinds == [("pause", "vowel"), ("vowel", "fricative"), ("fricative", "pause")]
+    assert scores.table_of_kinds().splitlines()[2:] == [
+        "| fricative → pause | 1 | 60.0 | 60.0 | 0.0 | 100.0 | 60.0 |",
+        "| vowel → fricative | 1 | 30.0 | 30.0 | 0.0 | 0.0 | 30.0 |",
+        "| pause → vowel | 1 | 10.0 | 10.0 | 100.0 | 0.0 | 10.0 |",
+    ]

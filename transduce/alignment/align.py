@@ -264,7 +264,8 @@ class Aligner:
         variants = [[tuple(targets.encode(p)) for p in word.pronunciations] for word in words]
         chosen = choose_pronunciations(heard.vectors, self._weights, variants)
         fits = word_fits(chosen.path, chosen.spans, free)
-        times = boundaries(self.model, heard, chosen.path.labels)
+        word_starts = {first for first, _ in chosen.spans}
+        times = boundaries(self.model, heard, chosen.path.labels, word_starts)
         symbols = targets.decode(chosen.path.labels)
         phones = [AlignedPhone(*one) for one in zip(symbols, times, strict=True)]
         aligned = [

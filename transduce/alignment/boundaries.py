@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -35,11 +35,14 @@ class Boundaries(NamedTuple):
     confidence: float  # from 0 to 1
 
 
-def boundaries(model: Model, heard: Heard, labels: Labels) -> list[Boundaries]:
+def boundaries(
+    model: Model, heard: Heard, labels: Labels, word_starts: Collection[int]
+) -> list[Boundaries]:
     """Return the interval of each phone, given the phones of a stretch of sound.
 
-    The emissions of the model tell where the pauses are. If its phones are those of the shipped
-    hidden Markov model, and its sound has the same sample rate, that model finds the boundaries.
+    `word_starts` are the indices of the phones before which there may be a pause. If the model's
+    phones are those of the shipped hidden Markov model, and its sound has the same sample rate,
+    that model finds the boundaries; the emissions are its approximate spans.
     """
     emitted = emission_boundaries(model, heard, labels)
     targets, features, hmm = model.signature.targets, model.signature.features, shipped_hmm()
@@ -50,7 +53,7 @@ def boundaries(model: Model, heard: Heard, labels: Labels) -> list[Boundaries]:
     ):
         return emitted
     spans = [(one.start.time, one.end.time) for one in emitted]
-    refined = hmm.boundaries(heard.read(), targets.decode(labels), spans)
+    refined = hmm.boundaries(heard.read(), targets.decode(labels), spans, word_starts)
     if refined is None:
         return emitted
     return [Boundaries(*edges, one.confidence) for edges, one in zip(refined, emitted, strict=True)]

@@ -181,7 +181,7 @@ def _align() -> None:
     network = Transducer(LABELS, LABELS, SIZE).prediction_network
     path = LabelPath.of(torch.rand(5, LABELS + 1), packed_weights(network), (1, 2))
     path.gains([Detour(0, 1, (3,))])
-    shipped_hmm().boundaries(torch.rand(8000) - 0.5, ["AA"], [(0.1, 0.2)])
+    shipped_hmm().boundaries(torch.rand(8000) - 0.5, ["AA"], [(0.1, 0.2)], [0])
 
 
 WORK = {
