@@ -57,6 +57,7 @@ ORDER = [
         "model",
     ),
     *("alignment.pronunciations", "alignment.detours", "alignment.variants"),
+    "alignment.bands",
     "alignment.phone_hmm",
     *("alignment.boundaries", "alignment.long", "alignment.result", "alignment.align", "alignment"),
     "tables",

@@ -15,14 +15,18 @@ from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from transduce.audio.features import Features, FeatureSettings
 from transduce.lattice.loss import lattice_loss
 from transduce.model.tensors import CheckpointError, read_tensors, write_tensors
+
+if TYPE_CHECKING:  # it needs Numba
+    from transduce.alignment.bands import Densities
 
 SHIPPED = Path(__file__).parent / "weights" / "english-aligner.safetensors"
 KIND = "phone HMM"  # in the header of its files
@@ -113,6 +117,17 @@ class PhoneHMM:
         )
         return log_densities.view(len(frames), *means.shape[:2]).logsumexp(-1)[:, places]
 
+    @cached_property
+    def densities(self) -> Densities:
+        """The mixtures in the form of the kernels."""
+        from transduce.alignment.bands import Densities
+
+        precisions = self.variances.reciprocal()
+        constants = (self.means.square() * precisions + self.variances.log()).sum(-1)
+        constants += self.means.shape[2] * math.log(2 * math.pi)
+        weights = torch.cat([self.means * precisions, -0.5 * precisions], -1)
+        return Densities(weights.numpy(), (self.log_weights - 0.5 * constants).numpy())
+
     def state_sequence(self, phones: Sequence[str], spans: Spans) -> StateSequence:
         """Return the states of phones; silence stands at both ends and where the spans pause."""
         states, first = [self.silence], list[int]()
@@ -131,6 +146,8 @@ class PhoneHMM:
         `samples` are [N], at the sample rate of the settings. Return None if there are fewer
         frames than states.
         """
+        from transduce.alignment.bands import boundary_statistics
+
         frames, seconds = self.frames(samples), len(samples) / self.settings.sample_rate
         found = list[tuple[Edge, Edge]]()
         for piece in self._pieces(spans, len(frames)):
@@ -138,13 +155,33 @@ class PhoneHMM:
             part = frames[piece.frames]
             if len(part) < len(states):
                 return None
-            posterior = boundary_posterior(self.log_likelihoods(part, torch.tensor(states)))
+            heard = self._state_spans(spans[piece.phones], first, len(states), piece.frames)
+            statistics = boundary_statistics(
+                part.numpy(), self.densities, np.array(states), heard, ACOUSTIC_SCALE, TAIL
+            )
             edges = [
                 Edge(*(min(seconds, self.time(piece.frames.start + float(t))) for t in numbers))
-                for numbers in zip(*_mean_and_quantiles(posterior), strict=True)
+                for numbers in zip(*statistics, strict=True)
             ]
             # Edge u lies between the states u and u + 1.
             found += [(edges[u - 1], edges[u + STATES - 1]) for u in first]
+        return found
+
+    def _state_spans(
+        self, spans: Spans, first: Sequence[int], num_states: int, frames: slice
+    ) -> np.ndarray:
+        """Return the frames [N, 2] between which each state of a piece was heard.
+
+        A phone's states have its span, and silence the time between those of its neighbours.
+        """
+        edges = (np.array(spans) - self.settings.margin) / self.settings.shift - frames.start
+        ends = np.array([0.0, *edges[:, 1]])
+        starts = np.array([*edges[:, 0], frames.stop - frames.start])
+        # Each state of silence comes after so many phones.
+        number = np.searchsorted(first, np.arange(num_states), side="right")
+        found = np.stack([ends[number], starts[number]], 1)
+        for i in range(STATES):
+            found[np.array(first) + i] = edges
         return found
 
     def _pieces(self, spans: Spans, num_frames: int) -> Iterator[Piece]:
