@@ -30,7 +30,7 @@ from transduce.data.pairs import Audio, DataError, Pair
 from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.hypothesis import Labels
 from transduce.decoding.options import SearchOptions
-from transduce.decoding.search import run_greedy_search, run_search, transcribe
+from transduce.decoding.search import eval_mode, run_greedy_search, run_search, transcribe
 from transduce.model.model import Model
 from transduce.model.signature import Sampled, Source, float_numbers
 from transduce.model.stream import vector_times
@@ -112,10 +112,15 @@ class Aligner:
     def align_many(self, tasks: Iterable[Task]) -> Iterator[Alignment | DataError]:
         """Yield the alignment of each task, in order, or the DataError of one that fails.
 
-        Sounds are read ahead, and several are computed at once.
+        Sounds are read ahead, and several are computed at once. The network is in eval mode until
+        the last one is.
         """
         threads = torch.get_num_threads()
-        with ThreadPoolExecutor(threads) as readers, ThreadPoolExecutor(threads) as workers:
+        with (
+            eval_mode(self._network),
+            ThreadPoolExecutor(threads) as readers,
+            ThreadPoolExecutor(threads) as workers,
+        ):
             ready = read_ahead(readers, self._read, tasks, 2 * GROUP)
             while group := list(islice(ready, GROUP)):
                 yield from self._align_group(group, workers)
@@ -216,7 +221,7 @@ class Aligner:
             return []
         lengths = torch.tensor([len(one) for one in frames], device=self.model.device)
         padded = pad_sequence(list(frames), batch_first=True).to(self.model.device)
-        return transcribe(self._network.eval(), padded, lengths)
+        return transcribe(self._network, padded, lengths)
 
     def _free(self, vectors: Sequence[Tensor]) -> list[list[Labels]]:
         """Return the most probable label sequences of each sound, without a text."""
@@ -285,7 +290,8 @@ class Aligner:
         signature, targets = self.model.signature, self.model.signature.targets
         parts, seconds, pair = list[Tensor](), 0.0, None
         windows = signature.windows(ready.task.sound, self._step)
-        for sampled in read_ahead(workers, self._read_window, windows, 2):
+        read = partial(self._read_window, ready.task.name)
+        for sampled in read_ahead(workers, read, windows, 2):
             if isinstance(sampled, DataError):
                 return sampled
             [example] = signature.framed([sampled], self.model.device)
@@ -317,9 +323,9 @@ class Aligner:
         words = _assembled(ready.words, stretches, aligned)
         return self._alignment(ready, words, pair, seconds)
 
-    def _read_window(self, window: Window[Source]) -> Sampled | DataError:
+    def _read_window(self, name: str | None, window: Window[Source]) -> Sampled | DataError:
         try:
-            sampled = self.model.signature.sampled(window.sound)
+            sampled = self.model.signature.sampled(window.sound, name=name)
         except DataError as error:
             return error
         assert sampled is not None
