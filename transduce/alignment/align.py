@@ -37,6 +37,7 @@ from transduce.model.stream import vector_times
 
 SHORT = 30.0  # seconds: longer sound is cut into stretches, because a lattice grows with its square
 GROUP = 16  # sounds at once: full batches of the network against the time to the first result
+WINDOWS = 4  # of a long sound at once: the same, against memory
 MOST_PHONES = 30.0  # a second: fast speech has 20
 # What the search without a text offers in place of words: more finds more that fit better.
 FREE = SearchOptions(10, n_best=10, length_normalised=False, with_timings=False)
@@ -291,16 +292,22 @@ class Aligner:
         parts, seconds, pair = list[Tensor](), 0.0, None
         windows = signature.windows(ready.task.sound, self._step)
         read = partial(self._read_window, ready.task.name)
-        for sampled in read_ahead(workers, read, windows, 2):
-            if isinstance(sampled, DataError):
-                return sampled
-            [example] = signature.framed([sampled], self.model.device)
-            if isinstance(example, DataError):
-                return example
-            [vectors] = self._transcribe([example.frames])
-            parts.append(_of_length(vectors, round(sampled.recording.seconds / self._step)))
-            seconds += sampled.recording.seconds
-            pair = pair or sampled.pair
+        readable = read_ahead(workers, read, windows, 2 * WINDOWS)
+        while group := list(islice(readable, WINDOWS)):
+            sounds, examples = list[Sampled](), list[Example]()
+            for sampled in group:
+                if isinstance(sampled, DataError):
+                    return sampled
+                [example] = signature.framed([sampled], self.model.device)
+                if isinstance(example, DataError):
+                    return example
+                sounds.append(sampled)
+                examples.append(example)
+            vectors = self._transcribe([example.frames for example in examples])
+            for sampled, part in zip(sounds, vectors, strict=True):
+                parts.append(_of_length(part, round(sampled.recording.seconds / self._step)))
+                seconds += sampled.recording.seconds
+            pair = pair or sounds[0].pair
         assert pair is not None
         try:
             self._check_length(ready.words, seconds)
@@ -314,11 +321,11 @@ class Aligner:
         if not heard:
             return _nothing_said(pair)
         usual = [tuple(targets.encode(word.pronunciations[0])) for word in ready.words]
-        vectors = torch.cat(parts)
-        stretches = find_stretches(usual, heard, frames, len(vectors))
+        whole = torch.cat(parts)
+        stretches = find_stretches(usual, heard, frames, len(whole))
         if sum(one.last_word - one.first_word for one in stretches) < LEAST_FOUND * len(usual):
             return self._other_text(pair, heard)
-        align = partial(self._align_part, ready, vectors, seconds)
+        align = partial(self._align_part, ready, whole, seconds)
         aligned = list(workers.map(align, stretches))
         words = _assembled(ready.words, stretches, aligned)
         return self._alignment(ready, words, pair, seconds)
