@@ -59,6 +59,7 @@ ORDER = [
     *("alignment.pronunciations", "alignment.detours", "alignment.variants"),
     "alignment.bands",
     "alignment.phone_hmm",
+    "alignment.acoustics",
     *("alignment.boundaries", "alignment.long", "alignment.result", "alignment.align", "alignment"),
     "tables",
     *("training.corpus", "training.recipe", "training.pretraining", "training.regularisation"),

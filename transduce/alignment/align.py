@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from transduce.alignment.boundaries import Heard, boundaries
+from transduce.alignment.boundaries import Heard, boundaries, hmm_of
 from transduce.alignment.detours import LabelPath
 from transduce.alignment.long import Stretch, find_stretches
 from transduce.alignment.pronunciations import Lexicon, Word, english_lexicon
@@ -282,7 +282,25 @@ class Aligner:
             )
             for word, span, fit in zip(words, chosen.spans, fits, strict=True)
         ]
-        return aligned, chosen.path
+        return self._with_second_opinion(aligned, heard), chosen.path
+
+    def _with_second_opinion(self, words: Sequence[AlignedWord], heard: Heard) -> list[AlignedWord]:
+        """Ask the hidden Markov model, if there is one, about the phones of doubtful words."""
+        hmm = hmm_of(self.model)
+        if hmm is None or not any(word.doubtful for word in words):
+            return list(words)
+        from transduce.alignment.acoustics import phone_deficits  # it needs Numba
+
+        frames = hmm.frames(heard.read())
+
+        def deficit(word: AlignedWord) -> float:
+            spans = [(p.interval.start.time, p.interval.end.time) for p in word.phones]
+            return sum(phone_deficits(hmm, frames, [p.symbol for p in word.phones], spans))
+
+        return [
+            replace(word, acoustic_deficit=deficit(word)) if word.doubtful else word
+            for word in words
+        ]
 
     # --- Long sounds, in stretches ---
 

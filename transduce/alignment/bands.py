@@ -61,7 +61,7 @@ def boundary_statistics(
 
 
 @compiled
-def _log_likelihoods(columns, weights, constants, low, high, result):
+def log_likelihoods(columns, weights, constants, low, high, result):
     """Set `result` to the log-likelihoods of the frames low to high - 1 in a mixture."""
     size = high - low
     log_densities = np.empty((weights.shape[0], size), np.float32)
@@ -97,7 +97,7 @@ def _statistics(columns, weights, constants, states, lows, highs, scale, tail, s
             return False
         of_state = states[u]
         row = scores[u, : highs[u] - lows[u]]
-        _log_likelihoods(columns, weights[of_state], constants[of_state], lows[u], highs[u], row)
+        log_likelihoods(columns, weights[of_state], constants[of_state], lows[u], highs[u], row)
         for i in range(row.size):
             row[i] *= scale
     # ln of the sum over all ways by which frame t is in state u, frame t included; and of those by

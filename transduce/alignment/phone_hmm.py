@@ -103,6 +103,10 @@ class PhoneHMM:
         """Return the time, in seconds, at which a state starts whose first frame this is."""
         return frame * self.settings.shift + self.settings.margin
 
+    def frame(self, time: float) -> float:
+        """Return the first frame of a state that starts at this time: the inverse of `time`."""
+        return (time - self.settings.margin) / self.settings.shift
+
     def log_likelihoods(self, frames: Tensor, states: Tensor) -> Tensor:
         """Return the log-likelihood [T, N] of each frame [T, D] in each of N states."""
         wanted, places = torch.unique(states, return_inverse=True)
@@ -174,7 +178,7 @@ class PhoneHMM:
 
         A phone's states have its span, and silence the time between those of its neighbours.
         """
-        edges = (np.array(spans) - self.settings.margin) / self.settings.shift - frames.start
+        edges = np.array([[self.frame(t) - frames.start for t in span] for span in spans])
         ends = np.array([0.0, *edges[:, 1]])
         starts = np.array([*edges[:, 0], frames.stop - frames.start])
         # Each state of silence comes after so many phones.
@@ -190,7 +194,7 @@ class PhoneHMM:
         for i, ((_, end), (following, _)) in enumerate(pairwise(spans), start=1):
             middle = (end + following) / 2
             if following - end >= CUT and middle - start >= PIECE:
-                cut = round((middle - self.settings.margin) / self.settings.shift)
+                cut = round(self.frame(middle))
                 yield Piece(slice(phone, i), slice(frame, cut))
                 phone, frame, start = i, cut, middle
         yield Piece(slice(phone, len(spans)), slice(frame, num_frames))
