@@ -1,12 +1,14 @@
 """Words that are not said: how many are flagged, and how many right words are flagged too.
 
     python benchmarks/mismatch.py LIBRISPEECH_10S [--set test] [--number 200] [--figure FILE]
+    python benchmarks/mismatch.py LIBRISPEECH_10S --set dev --number 249 --weights 0 2 5 10
 
 In each of `--number` utterances drawn at random, one word, drawn at random, is replaced by another
 word of the set with as many phones (CMUdict's first pronunciation) and no common pronunciation. The
 misfit of a word is that of `AlignedWord.misfit`. A replaced word is found if its misfit is above
 the threshold; an utterance with its right text is a false alarm if any of its words' is. The score
-and the threshold that ships were chosen on the set `dev`.
+and the threshold that ships were chosen on the set `dev`. `--weights` compares weights of the
+second opinion, and prints the threshold of 5 % false alarms for each.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import argparse
 import json
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from transduce.alignment.align import Aligner, Task
 from transduce.alignment.pronunciations import english_lexicon
-from transduce.alignment.result import MISFIT, Alignment
+from transduce.alignment.result import ACOUSTIC, MISFIT, PRIOR_PHONES, Alignment
 from transduce.model.model import load
 
 FALSE_ALARMS = 0.01, 0.02, 0.05, 0.1, 0.2
@@ -48,11 +51,18 @@ def replaced(texts: list[list[str]], chosen: list[int], seed: int) -> list[tuple
     return found
 
 
-def misfits(result: object) -> np.ndarray:
-    """Return the misfit of each word; of a refused text, infinity."""
+def misfits(result: object, weight: float) -> np.ndarray:
+    """Return the misfit of each word with a weight of the second opinion; infinity if refused."""
     if not isinstance(result, Alignment):
         return np.array([np.inf])
-    return np.array([word.misfit if word.phones else np.inf for word in result.words])
+    return np.array(
+        [
+            (weight * word.acoustic_deficit - word.log_ratio) / (len(word.phones) + PRIOR_PHONES)
+            if word.phones
+            else np.inf
+            for word in result.words
+        ]
+    )
 
 
 def main() -> None:
@@ -62,6 +72,7 @@ def main() -> None:
     parser.add_argument("--set", default="test")
     parser.add_argument("--number", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--weights", type=float, nargs="+", help="compare weights of ACOUSTIC")
     parser.add_argument("--figure", type=Path, help="write the ROC curve to a file")
     arguments = parser.parse_args()
     lines = (arguments.corpus / f"{arguments.set}.jsonl").read_text().splitlines()
@@ -72,21 +83,28 @@ def main() -> None:
     wrong = replaced(texts, chosen, arguments.seed)
     aligner = Aligner(load("english-phone-recogniser"))
     sounds = [arguments.corpus / rows[i]["audio_filepath"] for i in chosen]
-    right = [
-        misfits(one)
-        for one in aligner.align_many(
+    right_results = list(
+        aligner.align_many(
             Task(sound, " ".join(texts[i])) for sound, i in zip(sounds, chosen, strict=True)
         )
-    ]
-    found = [
-        misfits(one)
-        for one in aligner.align_many(
+    )
+    wrong_results = list(
+        aligner.align_many(
             Task(sound, " ".join(words)) for sound, (_, words) in zip(sounds, wrong, strict=True)
         )
-    ]
-    scores = np.array(
-        [one[place if len(one) > 1 else 0] for one, (place, _) in zip(found, wrong, strict=True)]
     )
+
+    def scored(weight: float) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return the misfits of the words of each right text, and of the replaced words."""
+        found = [misfits(one, weight) for one in wrong_results]
+        places = [p if len(one) > 1 else 0 for one, (p, _) in zip(found, wrong, strict=True)]
+        scores = np.array([one[place] for one, place in zip(found, places, strict=True)])
+        return [misfits(one, weight) for one in right_results], scores
+
+    if arguments.weights:
+        compare_weights(arguments.weights, scored)
+        return
+    right, scores = scored(ACOUSTIC)
     worst, every = np.array([one.max() for one in right]), np.concatenate(right)
     lengths = [len(english_lexicon().words(words[p])[0].pronunciations[0]) for p, words in wrong]
     print(f"{number} utterances of {arguments.set}, {len(every)} words, seed {arguments.seed}\n")
@@ -111,6 +129,20 @@ def main() -> None:
             print(f"| {label} | {same.sum()} | {100 * np.mean(scores[same] > MISFIT):.0f} % |")
     if arguments.figure:
         draw_curve(scores, worst, every, arguments.figure)
+
+
+def compare_weights(
+    weights: list[float], scored: Callable[[float], tuple[list[np.ndarray], np.ndarray]]
+) -> None:
+    """Print the words found at each rate of false alarms of utterances, for each weight."""
+    rates = " | ".join(f"{100 * rate:.0f} %" for rate in FALSE_ALARMS)
+    print(f"| weight | {rates} | mean | threshold of 5 % |\n|{'---|' * (len(FALSE_ALARMS) + 3)}")
+    for weight in weights:
+        right, scores = scored(weight)
+        worst = np.array([one.max() for one in right])
+        found = [100 * np.mean(scores > np.quantile(worst, 1 - rate)) for rate in FALSE_ALARMS]
+        shares = " | ".join(f"{share:.1f} %" for share in [*found, np.mean(found)])
+        print(f"| {weight:g} | {shares} | {np.quantile(worst, 0.95):.2f} |")
 
 
 def draw_curve(scores: np.ndarray, worst: np.ndarray, every: np.ndarray, file: Path) -> None:

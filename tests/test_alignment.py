@@ -355,6 +355,21 @@ def test_what_cannot_be_aligned_is_refused_in_a_sentence(singer):
         transduce.align(singer, wave)
 
 
+def test_long_samples_are_refused_by_their_name(singer, monkeypatch):
+    monkeypatch.setattr(align_module, "SHORT", 0.5)
+    tasks = [Task(torch.zeros(RATE), phones="A B", name="lecture")]
+    [error] = Aligner(singer).align_many(tasks)
+    assert "lecture: nothing in the sound is recognised as speech" in str(error)
+
+
+def test_an_alignment_restores_the_mode_of_the_network(singer):
+    wave, _ = song("ABC")
+    for training in (True, False):
+        singer.network.train(training)
+        transduce.align(singer, wave, phones="A B C")
+        assert singer.network.training is training
+
+
 def test_phones_of_another_recording_are_refused_with_what_was_heard(singer):
     wave, _ = song("ABCDEABCDE")
     with pytest.raises(DataError, match="does not fit the text; its phones sound like A B C"):

@@ -2,6 +2,7 @@
 
 from math import exp, tanh
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from transduce import PeepholeLSTM
 from transduce.kernels.backends import resolve
-from transduce.lstm import reference
+from transduce.kernels.simd.products import DEPTH, pack
+from transduce.lstm import cpu, reference
 from transduce.lstm.cpu import PackedLSTM
 
 KERNELS = ["cpu"]  # test_gpu.py tests those of a GPU
@@ -620,3 +622,16 @@ def test_random_weights_and_those_in_float64_stay_as_they_are():
     assert packed_types(assert_packed_is_the_layer(lstm, 2)) == [("float32", "float32")] * 2
     lstm = in_int8(lstm).double()
     assert packed_types(assert_packed_is_the_layer(lstm, 2)) == [("float64", "float64")] * 2
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float64, np.int8])
+@pytest.mark.parametrize("hidden, inputs", [(1, 1), (16, 40), (20, 300), (80, 37)])
+def test_gates_are_packed_as_their_padded_columns_are(hidden, inputs, number):
+    rows = np.random.default_rng(0).integers(-100, 100, (4 * hidden, inputs)).astype(number)
+    columns = cpu.gate_columns(rows)
+    found, expected = np.full(columns.size, 99, number), np.empty(columns.size, number)
+    cpu._pack_rows(rows, DEPTH, found)
+    for k in range(0, inputs, DEPTH):
+        part, start = columns[k : k + DEPTH], k * columns.shape[1]
+        pack(part, columns.shape[1], expected[start : start + part.size])
+    assert np.array_equal(found, expected)

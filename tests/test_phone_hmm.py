@@ -4,6 +4,7 @@ from itertools import combinations, pairwise
 
 import pytest
 import torch
+from hmms import CLASSES, SETTINGS, SYMBOLS, D, random_hmm, random_mixtures
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 from torch.testing import assert_close
 
@@ -16,7 +17,6 @@ from transduce.alignment.phone_hmm import (
     PAUSE,
     REACH,
     Edge,
-    Mixtures,
     PhoneHMM,
     at_half_level,
     boundary_posterior,
@@ -28,34 +28,6 @@ from transduce.audio.features import FeatureSettings
 from transduce.decoding.search import transcribe
 from transduce.model.model import load
 from transduce.model.tensors import CheckpointError, write_tensors
-
-SETTINGS = FeatureSettings(
-    "log_mel", window=0.020, shift=0.005, num_channels=26, num_deltas=2, delta_reach=1
-)
-SYMBOLS = ("A", "P", "S", "E")  # P is a stop
-CLASSES = (0, 1, 2, 0)
-D = 39
-
-
-def random_mixtures(states, spread, gaussians, generator):
-    means = spread * torch.randn(states, 1, D, generator=generator)
-    means = means + 0.3 * torch.randn(states, gaussians, D, generator=generator)
-    variances = 0.5 + torch.rand(states, gaussians, D, generator=generator)
-    log_weights = torch.randn(states, gaussians, generator=generator).log_softmax(1)
-    return Mixtures(means, variances, log_weights)
-
-
-def random_hmm(spread=1.0, gaussians=2, seed=0):
-    """Return a model of four phones; `spread` is the distance of the means from each other.
-
-    What depends on the neighbours is equal to what depends on the phone alone.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    alone = random_mixtures(3 * len(SYMBOLS) + 1, spread, gaussians, generator)
-    own = [3 * i + state for i in range(4) for state in (0, 0, 0, 0, 1, 2, 2, 2, 2)] + [12]
-    beside = Mixtures(alone.means[own], alone.variances[own], alone.log_weights[own])
-    scales = 1 + torch.rand(D, generator=generator)
-    return PhoneHMM(SYMBOLS, CLASSES, SETTINGS, scales, alone, beside)
 
 
 def mixture(hmm, state):
@@ -128,7 +100,7 @@ def test_the_posterior_is_that_of_all_ways_to_divide_the_frames(T, U):
     posterior = boundary_posterior(log_likelihoods)
     assert_close(posterior, wanted)
     assert_close(posterior.sum(0), torch.ones(U, dtype=torch.float64))
-    median, low, high = phone_hmm._median_and_quantiles(posterior)
+    median, low, high = phone_hmm.median_and_quantiles(posterior)
     for u in range(U):
         if low[u] < median[u] < high[u]:
             spread = [min(1.0, max(0.0, median[u] - t + 0.5)) for t in range(T)]

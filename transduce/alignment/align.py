@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from transduce.alignment.boundaries import Heard, boundaries
+from transduce.alignment.boundaries import Heard, boundaries, hmm_of
 from transduce.alignment.detours import LabelPath
 from transduce.alignment.long import Stretch, find_stretches
 from transduce.alignment.pronunciations import Lexicon, Word, english_lexicon
@@ -30,13 +30,14 @@ from transduce.data.pairs import Audio, DataError, Pair
 from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.hypothesis import Labels
 from transduce.decoding.options import SearchOptions
-from transduce.decoding.search import run_greedy_search, run_search, transcribe
+from transduce.decoding.search import eval_mode, run_greedy_search, run_search, transcribe
 from transduce.model.model import Model
 from transduce.model.signature import Sampled, Source, float_numbers
 from transduce.model.stream import vector_times
 
 SHORT = 30.0  # seconds: longer sound is cut into stretches, because a lattice grows with its square
 GROUP = 16  # sounds at once: full batches of the network against the time to the first result
+WINDOWS = 4  # of a long sound at once: the same, against memory
 MOST_PHONES = 30.0  # a second: fast speech has 20
 # What the search without a text offers in place of words: more finds more that fit better.
 FREE = SearchOptions(10, n_best=10, length_normalised=False, with_timings=False)
@@ -112,10 +113,15 @@ class Aligner:
     def align_many(self, tasks: Iterable[Task]) -> Iterator[Alignment | DataError]:
         """Yield the alignment of each task, in order, or the DataError of one that fails.
 
-        Sounds are read ahead, and several are computed at once.
+        Sounds are read ahead, and several are computed at once. The network is in eval mode until
+        the last one is.
         """
         threads = torch.get_num_threads()
-        with ThreadPoolExecutor(threads) as readers, ThreadPoolExecutor(threads) as workers:
+        with (
+            eval_mode(self._network),
+            ThreadPoolExecutor(threads) as readers,
+            ThreadPoolExecutor(threads) as workers,
+        ):
             ready = read_ahead(readers, self._read, tasks, 2 * GROUP)
             while group := list(islice(ready, GROUP)):
                 yield from self._align_group(group, workers)
@@ -216,7 +222,7 @@ class Aligner:
             return []
         lengths = torch.tensor([len(one) for one in frames], device=self.model.device)
         padded = pad_sequence(list(frames), batch_first=True).to(self.model.device)
-        return transcribe(self._network.eval(), padded, lengths)
+        return transcribe(self._network, padded, lengths)
 
     def _free(self, vectors: Sequence[Tensor]) -> list[list[Labels]]:
         """Return the most probable label sequences of each sound, without a text."""
@@ -277,7 +283,25 @@ class Aligner:
             )
             for word, span, fit in zip(words, chosen.spans, fits, strict=True)
         ]
-        return aligned, chosen.path
+        return self._with_second_opinion(aligned, heard), chosen.path
+
+    def _with_second_opinion(self, words: Sequence[AlignedWord], heard: Heard) -> list[AlignedWord]:
+        """Ask the hidden Markov model, if there is one, about the phones of doubtful words."""
+        hmm = hmm_of(self.model)
+        if hmm is None or not any(word.doubtful for word in words):
+            return list(words)
+        from transduce.alignment.acoustics import phone_deficits  # it needs Numba
+
+        frames, _ = hmm.frames_and_levels(heard.read())
+
+        def deficit(word: AlignedWord) -> float:
+            spans = [(p.interval.start.time, p.interval.end.time) for p in word.phones]
+            return sum(phone_deficits(hmm, frames, [p.symbol for p in word.phones], spans))
+
+        return [
+            replace(word, acoustic_deficit=deficit(word)) if word.doubtful else word
+            for word in words
+        ]
 
     # --- Long sounds, in stretches ---
 
@@ -286,16 +310,23 @@ class Aligner:
         signature, targets = self.model.signature, self.model.signature.targets
         parts, seconds, pair = list[Tensor](), 0.0, None
         windows = signature.windows(ready.task.sound, self._step)
-        for sampled in read_ahead(workers, self._read_window, windows, 2):
-            if isinstance(sampled, DataError):
-                return sampled
-            [example] = signature.framed([sampled], self.model.device)
-            if isinstance(example, DataError):
-                return example
-            [vectors] = self._transcribe([example.frames])
-            parts.append(_of_length(vectors, round(sampled.recording.seconds / self._step)))
-            seconds += sampled.recording.seconds
-            pair = pair or sampled.pair
+        read = partial(self._read_window, ready.task.name)
+        readable = read_ahead(workers, read, windows, 2 * WINDOWS)
+        while group := list(islice(readable, WINDOWS)):
+            sounds, examples = list[Sampled](), list[Example]()
+            for sampled in group:
+                if isinstance(sampled, DataError):
+                    return sampled
+                [example] = signature.framed([sampled], self.model.device)
+                if isinstance(example, DataError):
+                    return example
+                sounds.append(sampled)
+                examples.append(example)
+            vectors = self._transcribe([example.frames for example in examples])
+            for sampled, part in zip(sounds, vectors, strict=True):
+                parts.append(_of_length(part, round(sampled.recording.seconds / self._step)))
+                seconds += sampled.recording.seconds
+            pair = pair or sounds[0].pair
         assert pair is not None
         try:
             self._check_length(ready.words, seconds)
@@ -309,18 +340,18 @@ class Aligner:
         if not heard:
             return _nothing_said(pair)
         usual = [tuple(targets.encode(word.pronunciations[0])) for word in ready.words]
-        vectors = torch.cat(parts)
-        stretches = find_stretches(usual, heard, frames, len(vectors))
+        whole = torch.cat(parts)
+        stretches = find_stretches(usual, heard, frames, len(whole))
         if sum(one.last_word - one.first_word for one in stretches) < LEAST_FOUND * len(usual):
             return self._other_text(pair, heard)
-        align = partial(self._align_part, ready, vectors, seconds)
+        align = partial(self._align_part, ready, whole, seconds)
         aligned = list(workers.map(align, stretches))
         words = _assembled(ready.words, stretches, aligned)
         return self._alignment(ready, words, pair, seconds)
 
-    def _read_window(self, window: Window[Source]) -> Sampled | DataError:
+    def _read_window(self, name: str | None, window: Window[Source]) -> Sampled | DataError:
         try:
-            sampled = self.model.signature.sampled(window.sound)
+            sampled = self.model.signature.sampled(window.sound, name=name)
         except DataError as error:
             return error
         assert sampled is not None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.alignment.phone_hmm import Edge, shipped_hmm
+from transduce.alignment.phone_hmm import Edge, PhoneHMM, shipped_hmm
 from transduce.architectures import Transducer
 from transduce.decoding.hypothesis import Hypothesis, Labels, Timing, lattice_timings
 from transduce.model.model import Model
@@ -45,18 +45,22 @@ def boundaries(
     that model finds the boundaries; the emissions are its approximate spans.
     """
     emitted = emission_boundaries(model, heard, labels)
-    targets, features, hmm = model.signature.targets, model.signature.features, shipped_hmm()
-    if (
-        set(targets.symbols) != set(hmm.symbols)
-        or features is None
-        or features.sample_rate != hmm.settings.sample_rate
-    ):
+    if (hmm := hmm_of(model)) is None:
         return emitted
     spans = [(one.start.time, one.end.time) for one in emitted]
-    refined = hmm.boundaries(heard.read(), targets.decode(labels), spans, word_starts)
+    phones = model.signature.targets.decode(labels)
+    refined = hmm.boundaries(heard.read(), phones, spans, word_starts)
     if refined is None:
         return emitted
     return [Boundaries(*edges, one.confidence) for edges, one in zip(refined, emitted, strict=True)]
+
+
+def hmm_of(model: Model) -> PhoneHMM | None:
+    """Return the hidden Markov model that ships, if it is of a model's phones and sample rate."""
+    hmm, features = shipped_hmm(), model.signature.features
+    same_phones = set(model.signature.targets.symbols) == set(hmm.symbols)
+    same_rate = features is not None and features.sample_rate == hmm.settings.sample_rate
+    return hmm if same_phones and same_rate else None
 
 
 def emission_boundaries(model: Model, heard: Heard, labels: Labels) -> list[Boundaries]:

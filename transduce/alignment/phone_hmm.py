@@ -17,14 +17,18 @@ from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from transduce.audio.features import Features, FeatureSettings, append_deltas
 from transduce.lattice.loss import best_alignment, lattice_loss
 from transduce.model.tensors import CheckpointError, read_tensors, write_tensors
+
+if TYPE_CHECKING:  # it needs Numba
+    from transduce.alignment.bands import Densities, Heard
 
 SHIPPED = Path(__file__).parent / "weights" / "english-aligner.safetensors"
 KIND = "phone HMM"  # in the header of its files
@@ -101,6 +105,17 @@ class Mixtures:
         )
         return log_densities.view(len(frames), *means.shape[:2]).logsumexp(-1)[:, places]
 
+    @cached_property
+    def densities(self) -> Densities:
+        """The mixtures in the form of the kernels."""
+        from transduce.alignment.bands import Densities
+
+        precisions = self.variances.reciprocal()
+        constants = (self.means.square() * precisions + self.variances.log()).sum(-1)
+        constants += self.means.shape[2] * math.log(2 * math.pi)
+        weights = torch.cat([self.means * precisions, -0.5 * precisions], -1)
+        return Densities(weights.numpy(), (self.log_weights - 0.5 * constants).numpy())
+
 
 @dataclass(frozen=True, eq=False)
 class PhoneHMM:
@@ -170,6 +185,10 @@ class PhoneHMM:
         """Return the time, in seconds, at which a state starts whose first frame this is."""
         return frame * self.settings.shift + self.settings.margin
 
+    def frame(self, time: float) -> float:
+        """Return the first frame of a state that starts at this time: the inverse of `time`."""
+        return (time - self.settings.margin) / self.settings.shift
+
     def log_likelihoods(self, frames: Tensor, states: StateSequence) -> Tensor:
         """Return the log-likelihood [T, U+1] of each frame in each state of a sequence."""
         alone = self.alone.log_likelihoods(frames, states.alone)
@@ -211,22 +230,49 @@ class PhoneHMM:
         """Return whether there is a pause before each phone; only words start after pauses.
 
         Silence stands before each word, and takes PAUSE frames or more of the most probable path
-        where there is a pause. Spans, in frames, are approximate.
+        where there is a pause. Spans, in frames, are approximate; without them, a phone may lie
+        anywhere.
         """
         none = [False] * len(phones)
         states = self.state_sequence(phones, [i in word_starts for i in range(len(phones))])
         if len(states.alone) > len(frames):
             return none
-        log_likelihoods = self.alone.log_likelihoods(frames, states.alone).double()
-        if spans is not None:
-            log_likelihoods -= far_from_spans(states, spans, len(frames))
-        last, _ = best_alignment(*state_lattice(log_likelihoods))
-        ends = [t + u + 1 for u, t in enumerate(last)]  # of each state
+        ends = self._ends(frames, states, spans)
         for i, u in enumerate(states.first):
             if i > 0 and states.alone[u - 1] == self.silence:
                 least = LONGEST_CLOSURE if phones[i] in STOPS else PAUSE
                 none[i] = ends[u - 1] - ends[u - 2] >= least
         return none
+
+    def _ends(self, frames: Tensor, states: StateSequence, spans: Spans | None) -> list[int]:
+        """Return the end of each state but the last on the best path, by phones alone."""
+        from transduce.alignment.bands import state_ends
+
+        if spans is None:
+            log_likelihoods = self.alone.log_likelihoods(frames, states.alone)
+            last, _ = best_alignment(*state_lattice(log_likelihoods.double()))
+            return [t + u + 1 for u, t in enumerate(last)]
+        heard = self._heard(states, spans, len(frames))
+        alone = [(self.alone.densities, np.array(states.alone))]
+        ends: list[int] = state_ends(frames.numpy(), alone, heard).tolist()
+        return ends
+
+    def _heard(self, states: StateSequence, spans: Spans, T: int) -> Heard:
+        """Return where each state of T frames was heard, given the spans of phones in frames.
+
+        A phone's states have its span, and silence the time between those of its neighbours.
+        """
+        from transduce.alignment.bands import Heard
+
+        edges, first = np.array(spans), np.array(states.first)
+        ends, starts = np.array([0.0, *edges[:, 1]]), np.array([*edges[:, 0], T])
+        # Each state of silence comes after so many phones.
+        number = np.searchsorted(first, np.arange(len(states.alone)), side="right")
+        found = np.stack([ends[number], starts[number]], 1)
+        reach = np.full(len(states.alone), np.inf)
+        for i in range(STATES):
+            found[first + i], reach[first + i] = edges, REACH
+        return Heard(found, reach)
 
     def boundaries(
         self, samples: Tensor, phones: Sequence[str], spans: Spans, word_starts: Collection[int]
@@ -236,26 +282,29 @@ class PhoneHMM:
         `samples` are [N], at the sample rate of the settings. A pause may come before the phones
         `word_starts`. Return None if there are fewer frames than states.
         """
+        from transduce.alignment.bands import boundary_statistics
+
         frames, levels = self.frames_and_levels(samples)
         seconds = len(samples) / self.settings.sample_rate
         found = list[tuple[Edge, Edge]]()
         for piece in self._pieces(spans, len(frames)):
             part, own = frames[piece.frames], phones[piece.phones]
             starts = {i - piece.phones.start for i in word_starts}
-            origin = self.time(piece.frames.start)
+            origin = piece.frames.start
             near = [
-                ((start - origin) / self.settings.shift, (end - origin) / self.settings.shift)
+                (self.frame(start) - origin, self.frame(end) - origin)
                 for start, end in spans[piece.phones]
             ]
             states = self.state_sequence(own, self.pauses(part, own, starts, near))
             if len(part) < len(states.alone):
                 return None
-            log_likelihoods = self.log_likelihoods(part, states)
-            log_likelihoods -= far_from_spans(states, near, len(part))
-            posterior = boundary_posterior(log_likelihoods)
-            edges = [
-                Edge(*numbers) for numbers in zip(*_median_and_quantiles(posterior), strict=True)
+            mixtures = [
+                (self.alone.densities, np.array(states.alone)),
+                (self.beside.densities, np.array(states.beside)),
             ]
+            heard = self._heard(states, near, len(part))
+            statistics = boundary_statistics(part.numpy(), mixtures, heard, ACOUSTIC_SCALE, TAIL)
+            edges = [Edge(*numbers) for numbers in statistics.T.tolist()]
             # Edge u lies between the states u and u + 1.
             intervals = [(edges[u - 1], edges[u + STATES - 1]) for u in states.first]
             for pair in at_half_level(intervals, own, levels[piece.frames]):
@@ -272,7 +321,7 @@ class PhoneHMM:
         for i, ((_, end), (following, _)) in enumerate(pairwise(spans), start=1):
             middle = (end + following) / 2
             if following - end >= CUT and middle - start >= PIECE:
-                cut = round((middle - self.settings.margin) / self.settings.shift)
+                cut = round(self.frame(middle))
                 yield Piece(slice(phone, i), slice(frame, cut))
                 phone, frame, start = i, cut, middle
         yield Piece(slice(phone, len(spans)), slice(frame, num_frames))
@@ -336,6 +385,7 @@ def state_lattice(log_likelihoods: Tensor) -> tuple[Tensor, Tensor]:
 def boundary_posterior(log_likelihoods: Tensor) -> Tensor:
     """Return [T, U], the posterior that frame t is the first one of state u + 1.
 
+    With `far_from_spans` and `median_and_quantiles` this is the reference of bands.py.
     The log-likelihoods of the frames in the states are [T, U+1].
     """
     T, U = log_likelihoods.shape[0], log_likelihoods.shape[1] - 1
@@ -361,7 +411,7 @@ def far_from_spans(states: StateSequence, spans: Spans, T: int) -> Tensor:
     return penalties
 
 
-def _median_and_quantiles(posterior: Tensor) -> tuple[list[float], list[int], list[int]]:
+def median_and_quantiles(posterior: Tensor) -> tuple[list[float], list[int], list[int]]:
     """Return the median of each boundary and its two quantiles, in frames.
 
     For the median, the probability of a boundary before frame t is spread evenly from t - 1/2 to

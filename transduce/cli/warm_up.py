@@ -176,12 +176,15 @@ def _parts() -> None:
 
 
 def _align() -> None:
-    from transduce.decoding.cpu.prediction import packed_weights  # it needs Numba
+    from transduce.alignment.acoustics import phone_deficits  # it needs Numba, as the other does
+    from transduce.decoding.cpu.prediction import packed_weights
 
     network = Transducer(LABELS, LABELS, SIZE).prediction_network
     path = LabelPath.of(torch.rand(5, LABELS + 1), packed_weights(network), (1, 2))
     path.gains([Detour(0, 1, (3,))])
-    shipped_hmm().boundaries(torch.rand(8000) - 0.5, ["AA"], [(0.1, 0.2)], [0])
+    hmm, samples = shipped_hmm(), torch.rand(8000) - 0.5
+    hmm.boundaries(samples, ["AA"], [(0.1, 0.2)], [0])
+    phone_deficits(hmm, hmm.frames_and_levels(samples)[0], ["AA"], [(0.1, 0.2)])
 
 
 WORK = {

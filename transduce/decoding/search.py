@@ -38,9 +38,10 @@ from transduce.networks import PredictionNetwork, TranscriptionNetwork
 from transduce.sequences import reverse_padded
 
 BACKENDS = ("reference", "eager", "cpu", "cuda")
-# Frames that go through the transcription network at once: enough to fill the vectors, few enough
-# to stay in the caches.
-FRAMES = 2048
+# Utterances go through the transcription network together, because its weights are read once for
+# all of them: as many as have FRAMES frames, or as FEW long ones if they have at most MOST_FRAMES.
+# More utterances save no more time, and take more memory.
+FRAMES, FEW, MOST_FRAMES = 4096, 4, 50_000
 JOINT_ROWS = 1 << 16  # nodes whose logits are in memory at once: memory against calls of the joint
 
 
@@ -343,7 +344,7 @@ def transcribe(
     by_length = sorted((b for b, T in enumerate(lengths) if T > 0), key=lengths.__getitem__)
     while by_length:
         T = lengths[by_length[-1]]
-        rows = by_length[-max(1, FRAMES // T) :]
+        rows = by_length[-max(1, FRAMES // T, min(FEW, MOST_FRAMES // T)) :]
         del by_length[-len(rows) :]
         found = network.forward_one_by_one(
             frames[rows, :T], num_frames[rows], backend=_network_backend(backend)

@@ -20,7 +20,7 @@ from torch import Tensor
 from transduce.kernels.simd.functions import sigmoid, tanh
 from transduce.kernels.simd.int8 import int8_rows
 from transduce.kernels.simd.options import VECTOR_BYTES, compiled
-from transduce.kernels.simd.products import DEPTH, multiply, multiply_packed, noinline, pack
+from transduce.kernels.simd.products import DEPTH, GROUP, multiply, multiply_packed, noinline, pack
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 from transduce.lstm.reference import cast, fill_defaults
 
@@ -63,8 +63,8 @@ class PackedLayer(NamedTuple):
     where that is exact.
     """
 
-    inputs: np.ndarray  # [I, 4 wide]; a layer above the first, whose input is no ids, has none
-    panels: np.ndarray  # [I x 4 wide], the same, packed DEPTH rows at a time
+    inputs: np.ndarray  # [I, 4 wide], for ids; empty where the input is never ids
+    panels: np.ndarray  # [I x 4 wide], the same, packed DEPTH rows at a time, for frames
     panel_scales: np.ndarray | None  # [4 wide]
     hidden: np.ndarray  # [H x 4 wide], packed
     hidden_scales: np.ndarray | None  # [4 wide]
@@ -195,9 +195,9 @@ def gate_columns(rows: np.ndarray) -> np.ndarray:
 def _packed(rows: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Pack rows [4 H, N], `depth` columns at a time: in int8, with scales, where that is exact."""
     found = int8_rows(rows)
-    columns = gate_columns(rows if found is None else found[0])
-    packed = np.empty(columns.size, columns.dtype)
-    _pack_columns(columns, depth, packed)
+    exact = np.ascontiguousarray(rows if found is None else found[0])
+    packed = np.empty(gate_columns(exact).size, exact.dtype)
+    _pack_rows(exact, depth, packed)
     return packed, None if found is None else gate_columns(found[1][:, None])[0]
 
 
@@ -298,8 +298,9 @@ def _project(
 ):  # fmt: skip
     """Compute the inputs' part of the four sums, biases included, for all rows of some steps.
 
-    `input_weights` is [I, columns], of one direction; `panels` are the same, packed, or empty.
-    `projected` becomes [steps x rows, columns]. Rows whose sequence has ended get the biases alone.
+    `input_weights` is [I, columns], of one direction, for ids; `panels` are the same, packed, for
+    frames. `projected` becomes [steps x rows, columns]. Rows whose sequence has ended get the
+    biases alone.
     """
     lengths, frames, ids = sequences.lengths, sequences.frames, sequences.ids
     first, last = steps
@@ -317,9 +318,7 @@ def _project(
                     row[j] += column[j]
         elif ids.size == 0:
             vectors[k] = 0
-    if ids.size == 0 and panels.size == 0:
-        multiply(vectors[:size], input_weights, projected[:size], True)
-    elif ids.size == 0:  # the same sums in the same order, from memory that is read in a row
+    if ids.size == 0:
         columns = biases.size
         for k in range(0, vectors.shape[1], DEPTH):
             part = vectors[:size, k : k + DEPTH]
@@ -356,29 +355,49 @@ def step(H, wide, sums, peepholes, h, s, gates):
 
 
 @compiled
-def _pack_direction(d, weights):
-    """Return the weights of a direction as a `PackedLayer`."""
-    H, num_inputs = weights.peepholes.shape[2], weights.inputs.shape[2]
-    wide, dtype = (H + LANES - 1) // LANES * LANES, weights.biases.dtype
-    inputs, hidden = np.zeros((num_inputs, 4 * wide), dtype), np.zeros((H, 4 * wide), dtype)
-    panels, biases = np.empty(H * 4 * wide, dtype), np.zeros(4 * wide, dtype)
-    for gate in range(4):
-        here, there = slice(gate * H, (gate + 1) * H), slice(gate * wide, gate * wide + H)
-        inputs[:, there] = weights.inputs[d, here].T
-        hidden[:, there] = weights.hidden[d, here].T
-        biases[there] = weights.biases[d, here]
-    pack(hidden, 4 * wide, panels)
-    none = np.empty(0, dtype)
-    return PackedLayer(inputs, none, None, panels, None, biases, weights.peepholes[d])
+def _pack_rows(rows, depth, packed):
+    """Pack the rows [4 H, N] of four gates as `pack` does their columns, `depth` of N at a time.
+
+    The gates are padded as in `gate_columns`. It goes through squares of LANES x LANES numbers,
+    which stay in the cache while they are transposed.
+    """
+    H, N = rows.shape[0] // 4, rows.shape[1]
+    wide = (H + LANES - 1) // LANES * LANES
+    across = GROUP * VECTOR_BYTES // max(rows.itemsize, 4)
+    if wide > H:
+        packed[:] = 0
+    for first in range(0, N, depth):
+        size = min(depth, N - first)
+        for gate in range(4):
+            for low in range(0, H, LANES):
+                column = gate * wide + low
+                group = column // across * across  # the first column of its group of vectors
+                width = min(across, 4 * wide - group)
+                at = first * 4 * wide + group * size + column - group
+                for start in range(0, size, LANES):
+                    for j in range(min(LANES, H - low)):
+                        row = rows[gate * H + low + j]
+                        for k in range(start, min(start + LANES, size)):
+                            packed[at + k * width + j] = row[first + k]
 
 
 @compiled
-def _pack_columns(columns, depth, packed):
-    """Pack [N, 4 wide], `depth` rows at a time."""
-    width = columns.shape[1]
-    for k in range(0, columns.shape[0], depth):
-        part = columns[k : k + depth]
-        pack(part, width, packed[k * width : (k + part.shape[0]) * width])
+def _pack_direction(d, weights, of_ids):
+    """Return the weights of a direction as a `PackedLayer`, for ids or for frames."""
+    H, num_inputs = weights.peepholes.shape[2], weights.inputs.shape[2]
+    wide, dtype = (H + LANES - 1) // LANES * LANES, weights.biases.dtype
+    inputs = np.zeros((num_inputs if of_ids else 0, 4 * wide), dtype)
+    panels = np.empty(0 if of_ids else num_inputs * 4 * wide, dtype)
+    hidden, biases = np.empty(H * 4 * wide, dtype), np.zeros(4 * wide, dtype)
+    for gate in range(4):
+        here, there = slice(gate * H, (gate + 1) * H), slice(gate * wide, gate * wide + H)
+        if of_ids:
+            inputs[:, there] = weights.inputs[d, here].T
+        biases[there] = weights.biases[d, here]
+    if not of_ids:
+        _pack_rows(weights.inputs[d], DEPTH, panels)
+    _pack_rows(weights.hidden[d], H, hidden)
+    return PackedLayer(inputs, panels, None, hidden, None, biases, weights.peepholes[d])
 
 
 @compiled
@@ -443,7 +462,7 @@ def _forward_shares(team, arguments):
 @compiled
 def _pack_and_forward(share, shares, sequences, weights, first, kept, output, last):
     """Pack the weights of a share's direction, and compute Eqs. 4-8."""
-    layer = _pack_direction(shares.directions[share], weights)
+    layer = _pack_direction(shares.directions[share], weights, sequences.ids.size > 0)
     _forward(share, shares, sequences, layer, first, kept, output, last)
 
 
