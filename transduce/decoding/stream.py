@@ -18,8 +18,9 @@ most `most_vectors` vectors never settles, and has the timings of its whole latt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -53,8 +54,13 @@ class Progress:
     track: Track  # the stream's own, which grows
     num_stable: int  # labels of it that are stable now
     unstable: Labels  # those of the best hypothesis after them
-    unstable_timings: tuple[Timing, ...]
+    find_timings: Callable[[], tuple[Timing, ...]]  # of the unstable labels
     num_vectors: int  # searched so far
+
+    @cached_property
+    def unstable_timings(self) -> tuple[Timing, ...]:
+        """The timings of the unstable labels; computed when they are first read."""
+        return self.find_timings()
 
 
 class GreedyStream:
@@ -82,7 +88,7 @@ class GreedyStream:
             track.labels.append(search.labels[i])
             frame = search.frames[i]
             track.timings.append(Timing(frame, frame, frame, 1.0))
-        return Progress(track, len(track.labels), (), (), search.num_vectors)
+        return Progress(track, len(track.labels), (), tuple, search.num_vectors)
 
     @property
     def num_bounded(self) -> int:
@@ -161,9 +167,11 @@ class BeamStream:
         track = self._track
         stable = len(track.labels)
         labels = self._best()
-        timings = self._recent_timings(labels)[stable - self._followed :]
         unstable = labels[stable - len(self._settled.labels) :]
-        return Progress(track, stable, unstable, tuple(timings), self.num_vectors)
+        if not unstable:
+            return Progress(track, stable, (), tuple, self.num_vectors)
+        find, skipped = self._recent_timings(labels), stable - self._followed
+        return Progress(track, stable, unstable, lambda: tuple(find()[skipped:]), self.num_vectors)
 
     def finish(self) -> list[Hypothesis]:
         """Return the most probable output sequences, best first."""
@@ -184,7 +192,7 @@ class BeamStream:
     def _timings_at_end(self, labels: Labels) -> list[Timing]:
         """Return the timings of a hypothesis's labels after the anchor."""
         if self._anchor > 0:
-            return self._timings(self._anchor, self.num_vectors, labels, 0)
+            return self._timings(self._anchor, self.num_vectors, labels, 0)()
         # The same call as of a search of whole inputs.
         f = self._vectors(0, self.num_vectors).clone()
         with torch.no_grad(), eval_mode(self.network):
@@ -213,25 +221,33 @@ class BeamStream:
         best = n_best(self._search.found(), 1, self.options.length_normalised)
         return best[0][0] if best else ()
 
-    def _timings(self, first: int, last: int, labels: Labels, skipped: int) -> list[Timing]:
-        """Return the timings of labels[skipped:] in the lattice of vectors first to last - 1.
+    def _timings(
+        self, first: int, last: int, labels: Labels, skipped: int
+    ) -> Callable[[], list[Timing]]:
+        """Return a function that finds the timings of labels[skipped:], now or later.
 
-        The labels before them are emitted before `first`.
+        They are those in the lattice of vectors first to last - 1. The labels before them are
+        emitted before `first`.
         """
-        g = torch.from_numpy(self._search.predictions(labels, skipped))
-        found = lattice_timings(self._vectors(first, last), g, labels[skipped:])
-        return [timing.shifted(first) for timing in found]
+        # Later vectors are written behind these, or into other memory.
+        f, g = self._vectors(first, last), self._search.predictions(labels, skipped)
+
+        def find() -> list[Timing]:
+            found = lattice_timings(f, torch.from_numpy(g), labels[skipped:])
+            return [timing.shifted(first) for timing in found]
+
+        return find
 
     def _settle(self) -> None:
         """Move the anchor; module docstring."""
         labels, settled = self._best(), self._settled
-        timings = self._timings(self._anchor, self.num_vectors, labels, 0)
+        timings = self._timings(self._anchor, self.num_vectors, labels, 0)()
         frames = [timing.frame for timing in timings]
         anchor = self._anchor + self._quietest([frame - self._anchor for frame in frames])
         number = sum(frame < anchor for frame in frames)
         # A network whose labels may come at any time could leave all of them for later.
         number = max(number, len(labels) - self.most_vectors)
-        settled.timings += self._timings(self._anchor, anchor, labels[:number], 0)
+        settled.timings += self._timings(self._anchor, anchor, labels[:number], 0)()
         settled.labels += labels[:number]
         if self._search.num_hypotheses:
             self._search.settle(labels, number)
@@ -263,7 +279,7 @@ class BeamStream:
         labels, before = self._best(), len(self._settled.labels)
         new = slice(stable - self._followed, number - self._followed)
         self._add_stable(
-            labels[stable - before : number - before], self._recent_timings(labels)[new]
+            labels[stable - before : number - before], self._recent_timings(labels)()[new]
         )
         if number - self._followed > 2 * TRACKED:
             self._followed = number - TRACKED
@@ -278,11 +294,11 @@ class BeamStream:
             track.labels.append(label)
             track.timings.append(timing._replace(frame=frame, end=max(frame, timing.end)))
 
-    def _recent_timings(self, labels: Labels) -> list[Timing]:
-        """Return the timings of the best hypothesis's labels from the followed ones on."""
+    def _recent_timings(self, labels: Labels) -> Callable[[], list[Timing]]:
+        """Return a function that finds the timings of labels from the followed ones on."""
         skipped = self._followed - len(self._settled.labels)
         if self.num_vectors == self._followed_vector or len(labels) == skipped:
-            return []
+            return list
         return self._timings(self._followed_vector, self.num_vectors, labels, skipped)
 
 

@@ -86,15 +86,14 @@ def stored_shapes(name: str, shape: Shape, shapes: Mapping[str, Shape]) -> dict[
 def quantise(name: str, weights: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     """Convert a tensor to `dtype`; int8 is for matrices, with scales; the rest is float16.
 
-    The largest weight of a row is ±127 steps. Kernels find the scales again in the float32 weights
-    (kernels/simd/int8.py), because a scale is the float32 quotient of that weight and 127; a GPU
-    rounds it otherwise.
+    A scale is the smallest power of two that reaches the row's largest weight in 127 steps. Streams
+    find it again in the float32 weights, and compute with the integers (kernels/simd/int8.py).
     """
     if dtype == torch.int8 and name.endswith(("weight", "weights")):
         weights = weights.detach().cpu().float()
-        scales = (
-            weights.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
-        )
+        largest = weights.abs().amax(-1, keepdim=True).double()
+        fraction, exponent = torch.frexp(largest.clamp(min=torch.finfo(torch.float32).tiny) / 127)
+        scales = torch.exp2(exponent - (fraction == 0.5).int()).float()
         return {name: (weights / scales).round().to(dtype), SCALES + name: scales}
     converted = weights.to(torch.float16 if dtype == torch.int8 else dtype)
     if not converted.isfinite().all():

@@ -73,9 +73,9 @@ def _tile(rows: int, columns: int) -> Any:
 
     The tile is `rows` rows of a times `columns` vectors of b. Row r of a at depth k is at offset
     r * a_row + k * a_depth; vector j of b at depth k begins at j * b_column + k * b_depth; the
-    results of row r are contiguous from r * c_row. Where b is int8, each of its numbers is
-    converted and multiplied by its column's scale in registers. That rounds to the float32 number
-    of which b was made, so that the results are the same to the bit.
+    results of row r are contiguous from r * c_row. Where b is int8, the sums are multiplied by the
+    scales of its columns at their end. Scales are powers of two, which change no rounding, so that
+    the results are those of float32 weights to the bit.
     """
 
     @intrinsic
@@ -116,26 +116,27 @@ def _tile(rows: int, columns: int) -> Any:
             def offset(address, steps, stride, kind):
                 return builder.ptrtoint(at(address, count(steps), stride, kind), address.type)
 
-            def weight(address, step, scale):
-                """Return a vector of b as numbers."""
+            def weight(address, step):
+                """Return a vector of b as numbers, without scales."""
                 pointer = at(address, step, b_depth, stored_vector)
                 if not is_int8:
                     return builder.load(pointer, align=size)
                 wide = ir.VectorType(ir.IntType(8 * size), lanes)
                 integers = builder.sext(builder.load(pointer, align=1), wide)
-                return builder.fmul(builder.sitofp(integers, vector), scale)
+                return builder.sitofp(integers, vector)
+
+            def total(cell, column):
+                """Return the sums of one vector of results."""
+                if not is_int8:
+                    return builder.load(cell)
+                pointer = at(scales, count(column), count(lanes), vector)
+                return builder.fmul(builder.load(cell), builder.load(pointer, align=size))
 
             _, _, a, a_row, a_depth, b, b_column, b_depth, scales, depth, c, c_row, accumulate = (
                 args
             )
             a_rows = [offset(a, r, a_row, number) for r in range(rows)]
             b_columns = [offset(b, j, b_column, stored_number) for j in range(columns)]
-            b_scales = [
-                builder.load(at(scales, count(j), count(lanes), vector), align=size)
-                if is_int8
-                else None
-                for j in range(columns)
-            ]
             # LLVM keeps these in registers, because their addresses do not escape.
             zero = ir.Constant(vector, [0.0] * lanes)
             sums = [
@@ -145,10 +146,7 @@ def _tile(rows: int, columns: int) -> Any:
                 for cell in cells:
                     builder.store(zero, cell)
             with cgutils.for_range(builder, depth) as loop:
-                weights = [
-                    weight(column, loop.index, scale)
-                    for column, scale in zip(b_columns, b_scales, strict=True)
-                ]
+                weights = [weight(column, loop.index) for column in b_columns]
                 for row, cells in zip(a_rows, sums, strict=True):
                     x = splat(builder.load(at(row, loop.index, a_depth, number)))
                     for w, cell in zip(weights, cells, strict=True):
@@ -160,10 +158,10 @@ def _tile(rows: int, columns: int) -> Any:
                     with builder.if_else(accumulate) as (then, otherwise):
                         with then:
                             old = builder.load(pointer, align=size)
-                            new = builder.fadd(old, builder.load(cell))
+                            new = builder.fadd(old, total(cell, j))
                             builder.store(new, pointer, align=size)
                         with otherwise:
-                            builder.store(builder.load(cell), pointer, align=size)
+                            builder.store(total(cell, j), pointer, align=size)
             return context.get_dummy_value()
 
         return signature, codegen
@@ -238,7 +236,7 @@ def multiply_packed(a, rows, packed, num_columns, c, accumulate, scales=None):
 
     Rows of a and c are contiguous. One row alone is bound by the loads of b, so it takes a whole
     group of vectors at once. If b was packed from int8, `scales` [num_columns] are those of its
-    columns.
+    columns, powers of two.
     """
     noinline()
     depth, size = a.shape[1], a.itemsize
@@ -246,11 +244,7 @@ def multiply_packed(a, rows, packed, num_columns, c, accumulate, scales=None):
     lanes = VECTOR_BYTES // size
     num_vectors = num_columns // lanes
     like, stored = np.empty(0, a.dtype), np.empty(0, packed.dtype)
-    scales_at, most = 0, MAX_ROWS
-    if scales is not None:
-        scales_at = _address(scales)
-        if not HAS_WIDE_TILES:
-            most -= 1  # for the registers of the scales
+    scales_at = 0 if scales is None else _address(scales)
     for first in range(0, num_vectors, GROUP):
         # All rows take a group before the next one, while it is in the cache.
         group = min(GROUP, num_vectors - first)
@@ -258,8 +252,8 @@ def multiply_packed(a, rows, packed, num_columns, c, accumulate, scales=None):
         row = 0
         while row < rows:
             left = rows - row
-            tall = min(left, most)
-            if most < left < 2 * most:
+            tall = min(left, MAX_ROWS)
+            if MAX_ROWS < left < 2 * MAX_ROWS:
                 tall = (left + 1) // 2  # 7 as 4 + 3: one row alone is the slowest
             a_at = _address(a) + row * a_row * size
             j = 0
@@ -271,10 +265,10 @@ def multiply_packed(a, rows, packed, num_columns, c, accumulate, scales=None):
                     like, stored, a_at, a_row, 1, b_at, lanes, b_depth, s_at, depth,
                     c_at, num_columns, accumulate,
                 )  # fmt: skip
-                if group == GROUP and (HAS_WIDE_TILES or (tall == 1 and scales is None)):
+                if group == GROUP and (HAS_WIDE_TILES or tall == 1):
                     _rows_by_group(tall, operands)
                     j += GROUP
-                elif tall == 1 and j + 2 <= group:  # with scales, four would fill the registers
+                elif tall == 1 and j + 2 <= group:
                     _tile_1_by_2(*operands)
                     j += 2
                 elif tall == 2 and j + 2 <= group:
