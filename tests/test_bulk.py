@@ -279,3 +279,10 @@ def test_what_shards_cannot_read_or_write_is_one_sentence(sounds, tmp_path):
         assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "out").exists()
     done = transduce("recognize", "-", "--model", "model", *options, folder=sounds)
     assert done.returncode == 1 and "--shard reads files, not standard input" in done.stderr
+
+
+def test_ray_that_is_not_installed_is_one_sentence(texts, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)  # importing it fails
+    done = phonemized(texts, tmp_path / "out", "all/2", "--engine", "ray")
+    assert done.returncode == 1 and 'run pip install "transduce[ray]"' in done.stderr
+    assert len(done.stderr.splitlines()) == 1
