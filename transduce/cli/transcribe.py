@@ -367,7 +367,7 @@ class _Transcription:
         self, loaded: Model, inputs: Sequence[Any], progress: Callable[[float], object]
     ) -> Iterator[tuple[str, Transcript | DataError]]:
         """Yield the name and the result of each input."""
-        found = loaded.transcribe(inputs, self.options, progress=progress)
+        found = loaded.transcribe(inputs, self.options, at_first=MOST_INPUTS, progress=progress)
         yield from zip((pair.name for pair in inputs), found, strict=True)
 
     def run(
@@ -394,7 +394,7 @@ class _Pronunciation(_Transcription):
     def _found(
         self, loaded: Model, inputs: Sequence[Any], progress: Callable[[float], object]
     ) -> Iterator[tuple[str, Transcript | DataError]]:
-        for found in pronunciations(loaded, inputs, self.options):
+        for found in pronunciations(loaded, inputs, self.options, at_first=MOST_INPUTS):
             progress(1)
             yield found
 
