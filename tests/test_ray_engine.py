@@ -15,7 +15,8 @@ from transduce.cli.shard_files import parse_shards
 from transduce.model.checkpoint import save_model
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray leaves files open
+# Ray leaves files open.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 class Slow:

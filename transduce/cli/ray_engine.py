@@ -36,7 +36,7 @@ def run_on_ray(
 
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level=logging.WARNING)
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current().copy()
     context.target_max_block_size = 1  # byte: every chunk is a block, and goes to any actor
     context.execution_options.preserve_order = True
@@ -52,7 +52,7 @@ def run_on_ray(
                 _Actor,
                 fn_constructor_args=(work, os.getcwd()),
                 batch_size=1,
-                concurrency=(1, most),
+                compute=ray.data.ActorPoolStrategy(min_size=1, max_size=most),
                 num_cpus=1,
                 num_gpus=num_gpus or None,
             )
