@@ -268,11 +268,13 @@ def test_options_that_do_not_go_together_are_one_sentence(texts, options, messag
 
 
 def test_what_shards_cannot_read_or_write_is_one_sentence(sounds, tmp_path):
+    (sounds / "text.txt").write_text("words\n")
     options = ("--output", tmp_path / "out", "--shard", "1/2")
     for arguments, message in (
         (("list.jsonl", "--format", "textgrid"), "writes JSON lines; leave out --format"),
         (("list.jsonl", "--timestamps"), "leave out --timestamps"),
         (("nothing.jsonl",), "nothing.jsonl cannot be read"),
+        (("list.jsonl", "text.txt"), "text.txt, line 1: it is text, but the network takes sound"),
     ):
         done = transduce("transcribe", "model", *arguments, *options, folder=sounds)
         assert done.returncode == 1 and message in done.stderr

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -377,8 +377,9 @@ class _Transcription:
         assert output is not None
         if not self.files or Path("-") in self.files:
             raise ValueError("--shard reads files, not standard input; give their paths")
-        for path in self.files:
+        for path in self.files:  # before a file of results is there
             check_exists(path)
+            next(replace(self, files=[path]).inputs(), None)
         if self.signature.sources is None:
             announce(*(path for path in self.files if not is_one_sound(path)))
         bulk.run(self, loaded, output, overwrite, resume, num_gpus=int(self.device == "cuda"))
