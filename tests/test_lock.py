@@ -90,7 +90,7 @@ def test_a_holder_that_has_written_nothing_yet_is_another_process(tmp_path):
 
 
 def test_a_lock_that_its_holder_deletes_meanwhile_is_taken_anew(tmp_path, monkeypatch):
-    original, calls = module._lock, []
+    original, calls = module.lock_descriptor, []
 
     def deleted_first(descriptor):
         if not calls:
@@ -98,7 +98,7 @@ def test_a_lock_that_its_holder_deletes_meanwhile_is_taken_anew(tmp_path, monkey
         calls.append(descriptor)
         original(descriptor)
 
-    monkeypatch.setattr(module, "_lock", deleted_first)
+    monkeypatch.setattr(module, "lock_descriptor", deleted_first)
     with lock_folder(tmp_path) as lock:
         lock.check()
         with pytest.raises(LockError), lock_folder(tmp_path):
@@ -110,7 +110,7 @@ def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch):
     def refuse(descriptor):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(module, "_lock", refuse)
+    monkeypatch.setattr(module, "lock_descriptor", refuse)
     with pytest.warns(UserWarning, match="has no locks"), lock_folder(tmp_path / "run") as lock:
         lock.check()
 

@@ -93,7 +93,8 @@ ORDER = [
         "serving.server",
         "serving",
     ),
-    *("cli.terminal", "cli.outputs", "cli.runs", "cli.search", "cli.evaluate", "cli.train"),
+    *("cli.terminal", "cli.outputs", "cli.shard_files", "cli.ray_engine", "cli.bulk", "cli.runs"),
+    *("cli.search", "cli.evaluate", "cli.train"),
     "cli.inspect",
     *(
         "cli.transcribe",

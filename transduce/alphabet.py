@@ -16,6 +16,7 @@ class Alphabet:
             if not isinstance(symbol, str):
                 raise TypeError(f"symbols must be text, not {symbol!r}")
         self._ids = {symbol: k for k, symbol in enumerate(self.symbols, start=1)}
+        self._spellings: dict[str, str] = {}  # that `respell` has found
         if len(self._ids) != len(self.symbols):
             twice = next(s for i, s in enumerate(self.symbols) if s in self.symbols[:i])
             raise ValueError(f"the alphabet has {twice!r} twice; list each symbol once")
@@ -52,9 +53,14 @@ class Alphabet:
         return [symbol for symbol in self.respell(symbols) if symbol not in self._ids]
 
     def _respell_symbol(self, symbol: str) -> str:
-        plain = "'" if symbol == "\N{RIGHT SINGLE QUOTATION MARK}" else symbol
-        spellings = (symbol.lower(), symbol.upper(), plain)
-        return next((spelling for spelling in spellings if spelling in self._ids), symbol)
+        known = self._spellings.get(symbol)
+        if known is None:
+            plain = "'" if symbol == "\N{RIGHT SINGLE QUOTATION MARK}" else symbol
+            spellings = (symbol.lower(), symbol.upper(), plain)
+            known = next((spelling for spelling in spellings if spelling in self._ids), symbol)
+            if known in self._ids:  # so that no more are kept than there are spellings
+                self._spellings[symbol] = known
+        return known
 
     def decode(self, ids: Sequence[int]) -> list[str]:
         """Return the symbols of the ids, without nulls."""

@@ -249,7 +249,7 @@ class Noise:
 
 def read_noises(folder: Path) -> list[Noise]:
     """Read the headers of all sounds in a folder; raise a DataError if there are none."""
-    files = sound_files(folder)
+    files = list(sound_files(folder))
     with ThreadPoolExecutor() as threads:
         noises = [noise for noise in threads.map(_noise_of, files) if noise.seconds > 0]
     if not noises:

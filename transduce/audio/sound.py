@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -35,18 +35,32 @@ class LongSound(ValueError):
     """A sound that is longer than its reader asked for."""
 
 
-def sound_files(folder: Path) -> list[Path]:
-    """Return the sound files in a folder and its subfolders, sorted; raise a DataError if none."""
-    files = [
-        file
-        for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in SOUNDS and not file.name.startswith(".") and file.is_file()
-    ]
-    if not files:
+def sound_files(folder: Path) -> Iterator[Path]:
+    """Yield the sound files in a folder and its subfolders, sorted; leave out hidden ones.
+
+    Raise a DataError if there are none.
+    """
+    is_empty = True
+    for file in _files_below(folder):
+        if file.suffix.lower() in SOUNDS and not file.name.startswith(".") and file.is_file():
+            is_empty = False
+            yield file
+    if is_empty:
         raise DataError(
             f"{folder} has no sound files; known suffixes are {', '.join(sorted(SOUNDS))}"
         )
-    return files
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and its subfolders, sorted; hold those of one folder at a time.
+
+    A link to a folder is not followed.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield from _files_below(path)
+        else:
+            yield path
 
 
 def part_seconds(audio: Audio, num_samples: int, sample_rate: int) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,11 +14,13 @@ from cyclopts import Parameter
 
 from transduce.alignment.align import Aligner, Task
 from transduce.alignment.result import Alignment
+from transduce.cli.bulk import BulkFlags
 from transduce.cli.outputs import OutputFolder
 from transduce.cli.runs import Device, announce, load_runs
+from transduce.cli.shard_files import error_line
 from transduce.cli.terminal import progress_bar, user_errors
 from transduce.data.kinds import read_spoken, recognise
-from transduce.data.pairs import SOUNDS, Audio, DataError, Origin, Pair
+from transduce.data.pairs import SOUNDS, Audio, DataError, Origin, Pair, with_errors
 from transduce.files import write_by_rename
 from transduce.model.inputs import distinct_names
 
@@ -24,6 +28,7 @@ Form = Annotated[
     Literal["txt", "json", "textgrid", "ctm", "srt", "vtt"], Parameter(name="--format")
 ]
 SUFFIXES = {"textgrid": ".TextGrid"}
+SOUNDS_AT_ONCE = 256  # of a shard: those whose work a kill may lose, against full groups
 WRITERS: dict[str, Callable[[Alignment], str]] = {
     "txt": Alignment.as_text,
     "json": lambda found: json.dumps(found.as_json(), ensure_ascii=False),
@@ -42,10 +47,11 @@ def align(
     text_file: Path | None = None,
     phones: str | None = None,
     model: str = "english-phone-recogniser",
-    form: Form = "txt",
+    form: Form | None = None,
     output: Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
+    bulk: BulkFlags | None = None,
     device: Device = "auto",
 ) -> None:
     """Print when each word of a known text is said in a sound, and which words do not fit.
@@ -74,19 +80,40 @@ def align(
     model
         The name of a model that ships, or a run that takes sound and writes phones.
     form
-        The format: plain text, a line of JSON for each sound, a Praat TextGrid with words and
-        phones, NIST's CTM, or subtitles of words, srt or vtt. JSON has the most: phones, the 5 %
-        and 95 % quantiles of all boundaries, and what was heard.
+        The format: plain text (the default), a line of JSON for each sound, a Praat TextGrid with
+        words and phones, NIST's CTM, or subtitles of words, srt or vtt. JSON has the most: phones,
+        the 5 % and 95 % quantiles of all boundaries, and what was heard.
     output
-        A folder for the results, one file for each sound, instead of printing them.
+        A folder for the results, one file for each sound or shard, instead of printing them.
     overwrite
         Replace files that exist in that folder.
     resume
-        Leave out sounds whose files exist in that folder, as after a stop.
+        Leave out sounds whose files exist in that folder, as after a stop; of a shard, those whose
+        lines exist.
+    bulk
+        Options for whole corpora (docs/scaling.md).
     device
         The device to compute on.
     """
     with user_errors():
+        bulk = bulk or BulkFlags()
+        bulk.check(output, {"--format": form not in (None, "json")})
+        if bulk.shard is not None:
+            if (
+                text is not None
+                or text_file is not None
+                or phones is not None
+                or not _is_data(sound)
+            ):
+                raise ValueError("--shard is for a manifest, which has its own texts; give one")
+            assert output is not None
+            announce(sound)
+            aligner = Aligner(load_runs([Path(model)], "cpu" if bulk.on_ray else device))
+            num_gpus = int(device == "cuda")
+            work = _Alignments(model, device, sound)
+            bulk.run(work, aligner, output, overwrite, resume, num_gpus=num_gpus)
+            return
+        form = form or "txt"
         skipped: list[DataError] = []
         tasks = _tasks(sound, text, text_file, phones, skipped)
         folder = OutputFolder(output, SUFFIXES.get(form, f".{form}"), overwrite, resume)
@@ -109,6 +136,51 @@ def align(
                 advance(1)
     if any_failed:
         raise SystemExit(1)
+
+
+@dataclass(frozen=True)
+class _Alignments:
+    """The alignments of a manifest, as lines of JSON."""
+
+    model: str
+    device: Device
+    data: Path
+
+    @property
+    def chunk_size(self) -> int:
+        return SOUNDS_AT_ONCE
+
+    def inputs(self) -> Iterator[Task | DataError]:
+        for one in with_errors(partial(read_spoken, self.data)):
+            if isinstance(one, DataError):
+                yield one
+            else:
+                yield Task(one.pair, one.text, one.phones, one.pair.name)
+
+    def load(self) -> Aligner:
+        return Aligner(load_runs([Path(self.model)], self.device))
+
+    def lines(
+        self,
+        loaded: Aligner,
+        inputs: Sequence[Task | DataError],
+        progress: Callable[[float], object],
+    ) -> list[str]:
+        found = loaded.align_many(one for one in inputs if not isinstance(one, DataError))
+        lines = list[str]()
+        for one in inputs:
+            name, result = (None, one) if isinstance(one, DataError) else (one.name, next(found))
+            if isinstance(result, DataError):
+                lines.append(error_line(name, result))
+            else:
+                lines.append(WRITERS["json"](result))
+            progress(1)
+        return lines
+
+
+def _is_data(sound: Path) -> bool:
+    """Return whether a path holds sounds with texts, not one sound."""
+    return sound.suffix.lower() not in SOUNDS and recognise(sound) is not None
 
 
 def _write(
@@ -140,7 +212,7 @@ def _tasks(
     Append the errors of a manifest's lines to `skipped`.
     """
     given = [one for one in (text, text_file, phones) if one is not None]
-    if sound.suffix.lower() not in SOUNDS and recognise(sound) is not None:
+    if _is_data(sound):
         if given:
             raise ValueError("a manifest has its own texts; leave out --text and --phones")
         announce(sound)

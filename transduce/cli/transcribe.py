@@ -12,26 +12,32 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from transduce.cli.bulk import BulkFlags
 from transduce.cli.outputs import OutputFolder
 from transduce.cli.runs import Device, announce, load_runs, runs_and_files
 from transduce.cli.search import SearchFlags
+from transduce.cli.shard_files import error_line
 from transduce.cli.terminal import progress_bar, user_errors
 from transduce.data.batches import Example
 from transduce.data.pairs import DataError, Pair
 from transduce.decoding.options import SearchOptions
 from transduce.files import write_by_rename
 from transduce.model.inputs import (
+    check_exists,
     is_one_sound,
     line_batches,
     read_inputs,
     read_lines_as_they_come,
     read_sounds,
+    stream_inputs,
+    stream_lines,
 )
 from transduce.model.lines import pronunciations
 from transduce.model.model import MOST_INPUTS, Model, Precision, load, sorts_by_length
@@ -40,6 +46,10 @@ from transduce.model.transcripts import Transcript, json_lines
 
 Form = Annotated[Literal["txt", "json", "textgrid"], Parameter(name="--format")]
 SUFFIXES = {"txt": ".txt", "json": ".json", "textgrid": ".TextGrid"}
+
+# Inputs of a shard that are computed together, and after a kill perhaps again: fewer are lost then,
+# more fill batches of equal lengths.
+SOUNDS_AT_ONCE, LINES_AT_ONCE = 512, 8192
 
 Sound = Annotated[Path, Parameter(allow_leading_hyphen=True)]  # "-" is standard input
 # Sound that `recognize` doubts. The quietest of 781 recordings of speech reached 0.011; speech at a
@@ -57,10 +67,11 @@ def transcribe(
     n_best: int = 1,
     search: SearchFlags | None = None,
     timestamps: bool = False,
-    form: Form = "txt",
+    form: Form | None = None,
     output: Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
+    bulk: BulkFlags | None = None,
     device: Device = "auto",
     precision: Precision = "32-true",
 ) -> None:
@@ -93,13 +104,15 @@ def transcribe(
         Print a line for each label: its start, peak and end, in seconds if the input is sound, and
         its confidence.
     form
-        The format: plain text, a line of JSON for each input, or a Praat TextGrid.
+        The format: plain text (the default), a line of JSON for each input, or a Praat TextGrid.
     output
-        A folder for the results, one file for each input, instead of printing them.
+        A folder for the results, one file for each input or shard, instead of printing them.
     overwrite
         Replace files that exist in that folder.
     resume
-        Leave out inputs whose files exist in that folder.
+        Leave out inputs whose files exist in that folder; of a shard, those whose lines exist.
+    bulk
+        Options for whole corpora (docs/scaling.md).
     device
         The device to compute on.
     precision
@@ -107,8 +120,11 @@ def transcribe(
         with float16 or bfloat16 products; the search stays float32.
     """
     with user_errors():
+        bulk = bulk or BulkFlags()
+        bulk.check(output, {"--format": form not in (None, "json"), "--timestamps": timestamps})
+        form = form or ("txt" if bulk.shard is None else "json")
         runs, inputs = runs_and_files(run, files)
-        model = load_runs(runs, device, precision)
+        model = _load(runs, device, precision, bulk)
         if not model.network.reads_input:
             raise ValueError(f"{run} is a prediction network, which has no input to transcribe")
         if not inputs and model.signature.sources is None:
@@ -121,6 +137,10 @@ def transcribe(
         options = (search or SearchFlags()).options(
             model.signature, beam_width, n_best, with_timings=timestamps or timed
         )
+        if bulk.shard is not None:
+            work = _Transcription(runs, device, precision, options, model.signature, inputs)
+            work.run(bulk, model, output, overwrite, resume)
+            return
         write = _Writer(model, options, form, timestamps, output, overwrite, resume)
         total, batches = None, read_lines_as_they_come(model.signature, sys.stdin)
         if inputs:  # check all of them before the first result
@@ -142,6 +162,10 @@ def phonemize(
     beam_width: int = 1,
     n_best: int = 1,
     search: SearchFlags | None = None,
+    output: Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    bulk: BulkFlags | None = None,
 ) -> None:
     """Print the pronunciations of words.
 
@@ -157,7 +181,7 @@ def phonemize(
     ----------
     words
         The words to pronounce. Without words, the command reads them from standard input, one on
-        each line.
+        each line. With --shard, text files that have one on each line.
     model
         The name of a model that ships, or a run that reads text.
     beam_width
@@ -168,12 +192,31 @@ def phonemize(
         of its own: word, probability, score, phonemes. The best score is first.
     search
         Further options of the search.
+    output
+        A folder for the files of shards.
+    overwrite
+        Replace files that exist in that folder.
+    resume
+        Leave out words whose lines exist in that folder.
+    bulk
+        Options for whole corpora (docs/scaling.md).
     """
     with user_errors():
+        bulk = bulk or BulkFlags()
+        bulk.check(output, {})
+        if output is not None and bulk.shard is None:
+            raise ValueError("--output goes with --shard, such as --shard 1/1; give both")
         pronouncer = load(model)
         if pronouncer.signature.sources is None:
             raise ValueError(f"{model} does not read text; give a model that does")
         options = (search or SearchFlags()).options(pronouncer.signature, beam_width, n_best)
+        if bulk.shard is not None:
+            files, run = [Path(word) for word in words], [Path(model)]
+            work = _Pronunciation(run, "cpu", "32-true", options, pronouncer.signature, files)
+            work.run(bulk, pronouncer, output, overwrite, resume)
+            return
+        if overwrite or resume:
+            raise ValueError("--overwrite and --resume go with --output; give a folder")
         write = _Writer(pronouncer, options)
         number = 0
         for lines in [list(words)] if words else line_batches(sys.stdin):
@@ -194,10 +237,11 @@ def recognize(
     model: str = "english-phone-recogniser",
     beam_width: int = 10,
     search: SearchFlags | None = None,
-    form: Form = "txt",
+    form: Form | None = None,
     output: Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
+    bulk: BulkFlags | None = None,
     device: Device = "auto",
     precision: Precision = "32-true",
 ) -> None:
@@ -223,13 +267,16 @@ def recognize(
     search
         Further options of the search.
     form
-        The format: plain text, a line of JSON for each file, or a Praat TextGrid.
+        The format: plain text (the default), a line of JSON for each file, or a Praat TextGrid.
     output
-        A folder for the results, one file for each sound, instead of printing them.
+        A folder for the results, one file for each sound or shard, instead of printing them.
     overwrite
         Replace files that exist in that folder.
     resume
-        Leave out sounds whose files exist in that folder, as after a stop.
+        Leave out sounds whose files exist in that folder, as after a stop; of a shard, those whose
+        lines exist.
+    bulk
+        Options for whole corpora (docs/scaling.md).
     device
         The device to compute on.
     precision
@@ -245,12 +292,20 @@ def recognize(
     with user_errors():
         if not sounds:
             raise ValueError("there is nothing to recognize; give sound files or folders")
-        recogniser = load_runs([Path(model)], device, precision)
+        bulk = bulk or BulkFlags()
+        bulk.check(output, {"--format": form not in (None, "json")})
+        form = form or "txt"
+        recogniser = _load([Path(model)], device, precision, bulk)
         if recogniser.signature.features is None:
             raise ValueError(f"{model} does not take sound; give a model that does")
         options = (search or SearchFlags()).options(
             recogniser.signature, beam_width, with_timings=True
         )
+        if bulk.shard is not None:
+            runs, signature = [Path(model)], recogniser.signature
+            work = _Transcription(runs, device, precision, options, signature, sounds)
+            work.run(bulk, recogniser, output, overwrite, resume)
+            return
         write = _Writer(recogniser, options, form, True, output, overwrite, resume)
         skipped: list[DataError] = []
         announce(*(path for path in sounds if not is_one_sound(path)))
@@ -266,6 +321,83 @@ def recognize(
                 if isinstance(result, Transcript):
                     doubts.print(result)
     write.exit()
+
+
+def _load(runs: Sequence[Path], device: Device, precision: Precision, bulk: BulkFlags) -> Model:
+    """Load the model of a command; where Ray computes, only its signature is needed here."""
+    return load_runs(runs, "cpu") if bulk.on_ray else load_runs(runs, device, precision)
+
+
+@dataclass(frozen=True)
+class _Transcription:
+    """The transcripts of a corpus, as lines of JSON."""
+
+    runs: Sequence[Path]
+    device: Device
+    precision: Precision
+    options: SearchOptions
+    signature: Signature
+    files: Sequence[Path]
+
+    @property
+    def chunk_size(self) -> int:
+        return SOUNDS_AT_ONCE if self.signature.sources is None else LINES_AT_ONCE
+
+    def inputs(self) -> Iterator[Any]:
+        return stream_inputs(self.signature, self.files)
+
+    def load(self) -> Model:
+        return load_runs(self.runs, self.device, self.precision)
+
+    def lines(
+        self, loaded: Model, inputs: Sequence[Any], progress: Callable[[float], object]
+    ) -> list[str]:
+        readable = [one for one in inputs if not isinstance(one, DataError)]
+        found = self._found(loaded, readable, progress)
+        lines = list[str]()
+        for one in inputs:
+            name, result = (None, one) if isinstance(one, DataError) else next(found)
+            if isinstance(result, DataError):
+                lines.append(error_line(name, result))
+            else:
+                lines.append(json_lines([result]))
+        return lines
+
+    def _found(
+        self, loaded: Model, inputs: Sequence[Any], progress: Callable[[float], object]
+    ) -> Iterator[tuple[str, Transcript | DataError]]:
+        """Yield the name and the result of each input."""
+        found = loaded.transcribe(inputs, self.options, at_first=MOST_INPUTS, progress=progress)
+        yield from zip((pair.name for pair in inputs), found, strict=True)
+
+    def run(
+        self, bulk: BulkFlags, loaded: Model, output: Path | None, overwrite: bool, resume: bool
+    ) -> None:
+        """Check the files, and compute the shards."""
+        assert output is not None
+        if not self.files or Path("-") in self.files:
+            raise ValueError("--shard reads files, not standard input; give their paths")
+        for path in self.files:  # before a file of results is there
+            check_exists(path)
+            next(replace(self, files=[path]).inputs(), None)
+        if self.signature.sources is None:
+            announce(*(path for path in self.files if not is_one_sound(path)))
+        bulk.run(self, loaded, output, overwrite, resume, num_gpus=int(self.device == "cuda"))
+
+
+class _Pronunciation(_Transcription):
+    """The pronunciations of the lines of text files."""
+
+    def inputs(self) -> Iterator[Any]:
+        for file in self.files:
+            yield from stream_lines(file)
+
+    def _found(
+        self, loaded: Model, inputs: Sequence[Any], progress: Callable[[float], object]
+    ) -> Iterator[tuple[str, Transcript | DataError]]:
+        for found in pronunciations(loaded, inputs, self.options, at_first=MOST_INPUTS):
+            progress(1)
+            yield found
 
 
 def _results(

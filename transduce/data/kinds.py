@@ -43,7 +43,7 @@ def recognise(path: Path) -> Kind | None:
         if (path / WAVES).is_file() or (path / "feats.scp").is_file():
             return Kind.KALDI
         return next((kind for kind in SUFFIXES if any(path.glob(f"*{SUFFIXES[kind]}"))), None)
-    files = _matches(path)
+    files = matches(path)
     if files is not None:
         return next((kind for kind in SUFFIXES if files[0].suffix == SUFFIXES[kind]), None)
     if COMPRESSED_TARS.search(path.name):
@@ -153,7 +153,7 @@ def _kind_of_lines(path: Path) -> Kind | None:
     return Kind.LHOTSE if is_cut else Kind.MANIFEST
 
 
-def _matches(path: Path) -> list[Path] | None:
+def matches(path: Path) -> list[Path] | None:
     """Return the files that a pattern matches, sorted; None for a path that is no pattern."""
     if path.exists() or not re.search(r"[*?[]", str(path)):
         return None
@@ -165,7 +165,7 @@ def _matches(path: Path) -> list[Path] | None:
 
 def _files(path: Path, kind: Kind) -> list[Path]:
     """Return the Parquet files or tar archives of a path, sorted: several, or itself."""
-    files = _matches(path)
+    files = matches(path)
     if path.is_dir():
         files = sorted(path.glob(f"*{SUFFIXES[kind]}"))
         splits = sorted({found[1] for file in files if (found := SPLIT.fullmatch(file.name))})

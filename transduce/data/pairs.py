@@ -5,15 +5,16 @@ from __future__ import annotations
 import gzip
 import unicodedata
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from transduce.alphabet import Alphabet
 
 Symbols = tuple[str, ...]
+Item = TypeVar("Item")
 NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 # The suffixes of sound files.
 SOUNDS = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".sph", ".nist"}
@@ -164,6 +165,24 @@ def skipping(skipped: list[DataError] | None) -> Iterator[None]:
         if skipped is None:
             raise
         skipped.append(error)
+
+
+def with_errors(
+    read: Callable[[list[DataError]], Iterator[Item]],
+) -> Iterator[Item | DataError]:
+    """Yield what a reader yields, and the errors that it appends to its list, each in its place.
+
+    An error that ends the reading is the last item.
+    """
+    skipped: list[DataError] = []
+    try:
+        for item in read(skipped):
+            yield from skipped
+            skipped.clear()
+            yield item
+    except DataError as error:
+        skipped.append(error)
+    yield from skipped
 
 
 def check_some_left(left: Sequence[object], skipped: Sequence[DataError] | None) -> None:

@@ -7,6 +7,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -17,8 +18,8 @@ from transduce.audio.cache import FrameReader
 from transduce.audio.resampling import RateError
 from transduce.audio.sound import UnreadableSound, decode, sound_files
 from transduce.data.batches import Example
-from transduce.data.kinds import read_pairs, recognise
-from transduce.data.pairs import SOUNDS, Audio, DataError, Frames, Origin, Pair
+from transduce.data.kinds import matches, read_pairs, recognise
+from transduce.data.pairs import SOUNDS, Audio, DataError, Frames, Origin, Pair, with_errors
 from transduce.model.signature import Signature
 
 STANDARD_INPUT = Path("standard input")
@@ -33,6 +34,43 @@ def read_inputs(signature: Signature, files: Sequence[Path]) -> list[Pair]:
         pair if isinstance(pair.source, tuple) else replace(pair, name=next(names))
         for pair in pairs
     ]
+
+
+def stream_inputs(signature: Signature, paths: Sequence[Path]) -> Iterator[Pair | DataError]:
+    """Yield the inputs of files and folders one by one; for one that cannot be read, the error.
+
+    They are those of `read_inputs` and `read_sounds`, but equal names stay equal, and nothing that
+    was yielded is kept in memory.
+    """
+    for path in paths:
+        if not path.is_dir() and (pair := _file_pair(path)) is not None:
+            yield pair
+        elif _is_data(signature, path):
+            yield from with_errors(partial(read_pairs, path, None, "text"))
+        elif path.is_dir():
+            yield from _folder_pairs(path)
+        else:
+            for number, line in enumerate(stream_lines(path), 1):
+                if isinstance(line, DataError):
+                    yield line
+                else:
+                    yield from _line_pairs(signature, [line], path, number)
+
+
+def check_exists(path: Path) -> None:
+    """Raise a DataError if there is no such path, nor a file that it matches as a pattern."""
+    if not path.exists() and matches(path) is None:
+        raise DataError(f"{path} cannot be read (there is no such file); check the path")
+
+
+def stream_lines(file: Path) -> Iterator[str | DataError]:
+    """Yield the lines of a text file, blank ones too; for one that is not UTF-8, the DataError."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                yield Origin(file, number).error("it is not UTF-8; convert the file to UTF-8")
 
 
 def line_batches(stream: TextIO) -> Iterator[list[str]]:
@@ -136,12 +174,11 @@ def _is_data(signature: Signature, file: Path) -> bool:
     return recognise(file) is not None
 
 
-def _folder_pairs(folder: Path) -> list[Pair]:
-    """Return the sounds in a folder and its subfolders, sorted; leave out hidden files."""
-    return [
-        Pair(file.relative_to(folder).with_suffix("").as_posix(), Audio(file), (), Origin(file))
-        for file in sound_files(folder)
-    ]
+def _folder_pairs(folder: Path) -> Iterator[Pair]:
+    """Yield the sounds in a folder and its subfolders, sorted; leave out hidden files."""
+    for file in sound_files(folder):
+        name = file.relative_to(folder).with_suffix("").as_posix()
+        yield Pair(name, Audio(file), (), Origin(file))
 
 
 def _stream_example(signature: Signature, stream: TextIO) -> Example:

@@ -12,12 +12,16 @@ from transduce.model.transcripts import Transcript, join_words
 
 
 def pronunciations(
-    model: Model, lines: Sequence[str], options: SearchOptions
+    model: Model, lines: Sequence[str], options: SearchOptions, at_first: int | None = None
 ) -> Iterator[tuple[str, Transcript | DataError]]:
-    """Yield each line, stripped, and its transcript, which joins those of its words."""
+    """Yield each line, stripped, and its transcript, which joins those of its words.
+
+    `at_first` is that of `Model.transcribe`.
+    """
     lines = [line.strip() for line in lines]
     words = [model.signature.words(line) for line in lines]
-    found = model.transcribe([word for of_line in words for word in of_line], options)
+    inputs = [word for of_line in words for word in of_line]
+    found = model.transcribe(inputs, options, at_first=at_first)
     yield from join_lines(model, lines, words, found, options)
 
 

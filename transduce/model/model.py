@@ -144,12 +144,13 @@ class Model(TrainedModel):
         *,
         unknown: Unknown = "refuse",
         at_once: int = MOST_INPUTS,
+        at_first: int | None = None,
         progress: Callable[[float], object] = lambda share: None,
     ) -> Iterator[Transcript | DataError]:
         """Yield the transcript of each input, in order; inputs may come from a generator.
 
         For an input that cannot be read, yield the DataError. At most `at_once` inputs are held at
-        a time, and fewer at first, so that the first results come soon; files of sound are also
+        a time, and fewer, `at_first`, so that the first results come soon; files of sound are also
         read ahead, two for each thread, and for a GPU as many as are searched meanwhile. Sound
         longer than two minutes is read and searched in windows that end in pauses, or, if the model
         can stream, as a stream. `progress` is called with the shares of inputs that are done; those
@@ -160,7 +161,7 @@ class Model(TrainedModel):
         streamed = partial(self._streamed, options=options) if can_stream(self) else None
         reader = Reader(self.signature, self.device, unknown, step, streamed=streamed)
         begun: list[Transcript | DataError] = []  # of an input with more parts to come
-        for parts in reader.groups(sources, group_sizes(self.device, at_once)):
+        for parts in reader.groups(sources, group_sizes(self.device, at_once, at_first)):
             yield from self._transcripts(parts, options, begun, progress)
 
     def transcripts(
@@ -313,10 +314,12 @@ class Model(TrainedModel):
         )
 
 
-def group_sizes(device: torch.device, at_once: int = MOST_INPUTS) -> GroupSizes:
+def group_sizes(
+    device: torch.device, at_once: int = MOST_INPUTS, at_first: int | None = None
+) -> GroupSizes:
     """Return the bounds of the groups of inputs that are held at once for a device."""
     first, most = (bound.get(device.type, bound["cuda"]) for bound in (FIRST_INPUTS, HELD_FRAMES))
-    return GroupSizes(first, at_once, most)
+    return GroupSizes(at_first or first, at_once, most)
 
 
 def _search_options(

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOCK_FILE = "run.lock"
-# What `_lock` raises if another process has the lock.
+# What `lock_descriptor` raises if another process has the lock.
 IS_LOCKED = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 
 
@@ -74,7 +74,7 @@ def _locked_file(path: Path) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            _lock(descriptor)
+            lock_descriptor(descriptor)
         except OSError as error:
             if error.errno in IS_LOCKED:
                 holder = _holder(descriptor)
@@ -114,7 +114,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(descriptor: int) -> None:
+    def lock_descriptor(descriptor: int) -> None:
         """Lock an open file; raise OSError if another process has locked it."""
         os.lseek(descriptor, 1 << 20, os.SEEK_SET)  # beyond the content, which others read
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
@@ -123,6 +123,6 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _lock(descriptor: int) -> None:
+    def lock_descriptor(descriptor: int) -> None:
         """Lock an open file; raise OSError if another process has locked it."""
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
