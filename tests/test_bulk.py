@@ -129,6 +129,20 @@ def test_two_processes_do_not_write_one_shard(tmp_path):
     file.finish()
 
 
+def test_a_shard_that_is_finished_while_it_is_opened_stays_whole(tmp_path, monkeypatch):
+    part, path = tmp_path / "1-of-2.jsonl.part", tmp_path / "1-of-2.jsonl"
+    part.write_text('{"input": "a"}\n')
+
+    def finished_by_another(_):
+        part.rename(path)
+
+    module = sys.modules["transduce.cli.shard_files"]
+    monkeypatch.setattr(module, "lock_descriptor", finished_by_another)
+    with pytest.raises(ValueError, match="another process writes"):
+        ShardFile(tmp_path, Shard(1, 2), 2, False, True)
+    assert path.read_text() == '{"input": "a"}\n'
+
+
 # --- Commands -------------------------------------------------------------------------------------
 
 

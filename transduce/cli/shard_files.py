@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from transduce.data.pairs import DataError
 from transduce.training.lock import IS_LOCKED, lock_descriptor
@@ -153,8 +154,10 @@ class ShardFile:
 
     def finish(self) -> None:
         """Give the file its name, now that it is whole."""
-        self.close()
+        if sys.platform == "win32":  # which does not rename open files
+            self.close()
         os.replace(self.part, self.path)
+        self.close()
 
     def close(self) -> None:
         """Close the file, which another process may then continue."""
@@ -167,10 +170,18 @@ class ShardFile:
             lock_descriptor(self._file.fileno())
         except OSError as error:
             if error.errno in IS_LOCKED:
-                self.close()
-                raise ValueError(
-                    f"another process writes {self.part}; wait until it ends, or stop it"
-                ) from None
+                self._refuse()
+        # The process that had the lock may have given the file its name since it was opened.
+        if not self.part.exists() or not os.path.samestat(
+            os.fstat(self._file.fileno()), self.part.stat()
+        ):
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        self.close()
+        raise ValueError(
+            f"another process writes {self.part}; wait until it ends, or stop it"
+        ) from None
 
     def _count(self, lines: Iterable[bytes]) -> None:
         self._note(line.decode() for line in lines)
