@@ -125,6 +125,17 @@ def test_int8_matrices_are_within_half_a_step_of_each_rows_scale(tmp_path, prono
     assert str(load(path)("abba")) == "AA BB BB AA"
 
 
+def test_int8_weights_stay_as_they_are_when_they_are_saved_again(tmp_path, pronouncer):
+    for model in (pronouncer, load("english-pronouncer")):  # with scales of an earlier file
+        once = load(model.save_pretrained(tmp_path, dtype=torch.int8))
+        twice = load(once.save_pretrained(tmp_path, dtype=torch.int8))
+        weights = once.network.state_dict()
+        again = twice.network.state_dict()
+        assert all(torch.equal(again[name], weights[name]) for name in weights)
+    shipped = load("english-pronouncer").network.state_dict()
+    assert all(torch.equal(shipped[name], weights[name]) for name in weights)
+
+
 def test_statistics_keep_their_precision_in_a_half_precision_file(tmp_path):
     signature = replace(SOUND, statistics=Statistics(torch.full((26,), 1 / 3), torch.ones(26)))
     model_of(signature).save_pretrained(tmp_path, dtype=torch.float16)

@@ -87,13 +87,17 @@ def quantise(name: str, weights: Tensor, dtype: torch.dtype) -> dict[str, Tensor
     """Convert a tensor to `dtype`; int8 is for matrices, with scales; the rest is float16.
 
     A scale is the smallest power of two that reaches the row's largest weight in 127 steps. Streams
-    find it again in the float32 weights, and compute with the integers (kernels/simd/int8.py).
+    find it again in the float32 weights, and compute with the integers (kernels/simd/int8.py). A
+    row that is exact with its largest weight at 127 steps, as in earlier files, stays as it is.
     """
     if dtype == torch.int8 and name.endswith(("weight", "weights")):
         weights = weights.detach().cpu().float()
         largest = weights.abs().amax(-1, keepdim=True).double()
         fraction, exponent = torch.frexp(largest.clamp(min=torch.finfo(torch.float32).tiny) / 127)
-        scales = torch.exp2(exponent - (fraction == 0.5).int()).float()
+        powers = torch.exp2(exponent - (fraction == 0.5).int()).float()
+        earlier = largest.float().clamp(min=torch.finfo(torch.float32).tiny) / 127
+        is_exact = ((weights / earlier).round() * earlier == weights).all(-1, keepdim=True)
+        scales = torch.where(is_exact, earlier, powers)
         return {name: (weights / scales).round().to(dtype), SCALES + name: scales}
     converted = weights.to(torch.float16 if dtype == torch.int8 else dtype)
     if not converted.isfinite().all():
