@@ -21,7 +21,7 @@ from transduce.lattice.cpu.emissions import log_sum
 
 MARGIN = 40  # frames on either side of where a phone was heard: 0.2 s
 # If a boundary has more than this probability within RIM frames of the edge of a band, all bands
-# become twice as wide: time against what is left out.
+# become twice as wide, up to the reach: time against what is left out.
 RIM, LEAST = 4, 1e-4
 NO_WAY, AT_RIM, INSIDE = 0, 1, 2  # what bands hold: no way at all, ways that they may cut off, all
 
@@ -92,11 +92,11 @@ def _bands(heard: Heard, T: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]
     """Yield ever wider bands, and what they must hold: lows and highs, state u in low to high - 1.
 
     Bands that reach no further are enough if they hold any way. If there is none, no state is
-    bound.
+    bound. A state without a bound lies between its neighbours.
     """
     margin = MARGIN
-    while margin <= T:
-        yield *_around(heard.spans, np.minimum(margin, heard.reach), T), INSIDE
+    while margin < min(T, heard.reach.min()):
+        yield *_around(heard.spans, np.full(len(heard.spans), margin), T), INSIDE
         margin *= 2
     yield *_around(heard.spans, np.minimum(T, heard.reach), T), AT_RIM
     yield *_around(heard.spans, np.full(len(heard.spans), T), T), NO_WAY
