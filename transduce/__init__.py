@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 # PyTorch and our kernels compute in GNU OpenMP's threads, which wait for work in a loop before they
 # sleep: by default for 300,000 rounds, some 6 ms, in which nobody else has the core, so that beside
-# other processes everything is several times slower than fair. 1,000 rounds are some 20
-# microseconds. OpenMP reads this once, when PyTorch is imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# other processes everything is several times slower than fair. 5,000 rounds, some 100 microseconds,
+# cost a step little where the machine is idle. OpenMP reads this once, when PyTorch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 from transduce.alphabet import NULL, Alphabet
 from transduce.architectures import CTC, NextLabelPredictor, Transducer
