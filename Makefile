@@ -7,9 +7,9 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/transduce demo
 
-# Two processes, each with whole files of tests: one computes while the other waits for a subprocess.
+# Three processes, each with whole files of tests: two compute while another waits for a subprocess.
 test: .venv/installed
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+	$(BIN)/pytest --numprocesses 3 --dist loadfile
 
 check: .venv/installed wheel
 	$(BIN)/ruff format --check .
