@@ -49,8 +49,8 @@ def test_lengths_are_those_of_the_frames_and_nothing_is_decoded(manifest, settin
 def test_headers_are_read_once_if_there_is_a_cache(manifest, tmp_path, monkeypatch):
     cache, settings = tmp_path / "cache", FeatureSettings()
     expected = num_frames_of(manifest, settings, cache).tolist()
-    calls, read = [], lengths.header_seconds
-    monkeypatch.setattr(lengths, "header_seconds", lambda one: calls.append(one) or read(one))
+    calls, read = [], lengths.read_sound_header
+    monkeypatch.setattr(lengths, "read_sound_header", lambda one: calls.append(one) or read(one))
     assert num_frames_of(manifest, settings, cache).tolist() == expected
     assert not calls
     (kept,) = cache.iterdir()

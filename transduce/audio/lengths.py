@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from transduce.audio.features import FeatureSettings
-from transduce.audio.sound import UnreadableSound, header_seconds
+from transduce.audio.sound import read_sound_header
 from transduce.data.manifest import Manifest
 from transduce.data.pairs import Audio, DataError, Frames, Pair
 from transduce.files import write_by_rename
@@ -74,9 +74,9 @@ def _from_headers(
             if isinstance(source, Frames):
                 return len(np.lib.format.open_memmap(source.path, mode="r"))
             assert isinstance(source, Audio)
-            samples = np.array([header_seconds(source) * settings.sample_rate])
+            samples = np.array([read_sound_header(source).seconds * settings.sample_rate])
             return int(_frames_in(samples, settings)[0])
-        except (DataError, UnreadableSound, OSError, ValueError, TypeError):
+        except (DataError, OSError, ValueError, TypeError):
             return 1
 
     # Threads wait for the disk, or the network, more than they compute.

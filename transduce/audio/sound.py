@@ -71,19 +71,6 @@ def part_seconds(audio: Audio, num_samples: int, sample_rate: int) -> float:
     return min(rest, audio.duration)
 
 
-def header_seconds(audio: Audio) -> float:
-    """Return the duration of a sound, or of its part, from the header; decode nothing.
-
-    Raise UnreadableSound if there is no header that libsndfile can read.
-    """
-    try:
-        with open_sound(audio) as file:
-            header = soundfile.info(file)
-    except (soundfile.SoundFileError, ContentError, OSError, TypeError) as error:
-        raise UnreadableSound(str(getattr(error, "error_string", error))) from None
-    return part_seconds(audio, header.frames, header.samplerate)
-
-
 def decode(
     file: Path | BinaryIO,
     sample_rate: int,
