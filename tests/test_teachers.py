@@ -38,7 +38,7 @@ def teacher_file(tmp_path, signature):
 def test_a_teacher_hears_with_its_own_normalisation(tmp_path):
     path = teacher_file(tmp_path, SOUND)
     ours = replace(SOUND, statistics=Statistics(torch.full((4,), 5.0), torch.full((4,), 3.0)))
-    (teacher,) = load_teachers([path], ours, False)
+    (teacher,) = load_teachers([path], ours)
     frames, lengths = torch.randn(2, 5, 4), torch.tensor([5, 3])
     labels, num_labels = torch.tensor([[1, 2], [3, 0]]), torch.tensor([2, 1])
     heard = Batch((), ours.statistics.normalise(frames), lengths, labels, num_labels)
@@ -51,10 +51,10 @@ def test_a_teacher_hears_with_its_own_normalisation(tmp_path):
 def test_a_teacher_of_other_inputs_is_refused(tmp_path):
     path = teacher_file(tmp_path, SOUND)
     with pytest.raises(TrainingError, match=r"it reads sound, and the network to be trained text"):
-        load_teachers([path], TEXT, False)
+        load_teachers([path], TEXT)
     other = replace(SOUND, features=replace(FEATURES, shift=0.02))
     with pytest.raises(TrainingError, match=r"^train.teacher, .*: it has other features; set data"):
-        load_teachers([path], other, False)
+        load_teachers([path], other)
     path = teacher_file(tmp_path, TEXT)
     with pytest.raises(TrainingError, match=r"it reads text, and the network to be trained sound"):
-        load_teachers([path], SOUND, False)
+        load_teachers([path], SOUND)

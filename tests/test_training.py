@@ -22,6 +22,7 @@ from transduce.alphabet import Alphabet
 from transduce.architectures import Transducer, build_network
 from transduce.cli.train import train
 from transduce.data.batches import Batch, Batches
+from transduce.data.pairs import DataError
 from transduce.model.checkpoint import load_model, save_model
 from transduce.training import checks
 from transduce.training import fit as training
@@ -30,7 +31,7 @@ from transduce.training.fit import NonFiniteLoss, TrainingError, fit, learning_r
 from transduce.training.pretraining import copy_prediction, copy_transcription
 from transduce.training.progress import Progress
 from transduce.training.recipe import TrainConfig, read_recipe, recipe_toml
-from transduce.training.teachers import load_teachers, teacher_targets
+from transduce.training.teachers import label_examples, load_teachers, teacher_targets
 
 ROOT = Path(__file__).parent.parent
 
@@ -141,12 +142,12 @@ def test_consistency_lowers_the_divergence_between_two_views(tmp_path, kind):
     assert divergences[1] < 0.7 * divergences[0]
 
 
-def teach(tmp_path, **network):
+def teach(tmp_path, name="teacher", **network):
     """Train a teacher on the toy corpus; return its folder."""
     recipe = toy_recipe(tmp_path, max_epochs=8)
     recipe = replace(recipe, network=replace(recipe.network, **network))
-    run(recipe, tmp_path / "teacher")
-    return tmp_path / "teacher"
+    run(recipe, tmp_path / name)
+    return tmp_path / name
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -171,7 +172,8 @@ def test_targets_are_the_labels_and_the_teachers_share(tmp_path):
     (example, *_) = corpus.training
     targets = [
         teacher_targets(
-            load_teachers([teacher], corpus.signature, False), [example], share, torch.device("cpu")
+            *(load_teachers([teacher], corpus.signature), [example], [share], False),
+            torch.device("cpu"),
         )[0]
         for share in (0.0, 0.25, 1.0)
     ]
@@ -214,12 +216,69 @@ def test_a_teacher_may_have_its_symbols_in_another_order(tmp_path):
         copy_transcription(teacher, network, turned)
     save_model(replace(teacher, network=network, signature=turned), tmp_path / "turned.safetensors")
     examples, cpu = read_corpus(toy_recipe(tmp_path).data).training, torch.device("cpu")
+    shares = [1.0] * len(examples)
     one, other = (
-        teacher_targets(load_teachers([path], signature, False), examples, 1.0, cpu)
+        teacher_targets(load_teachers([path], signature), examples, shares, False, cpu)
         for path in (tmp_path / "teacher", tmp_path / "turned.safetensors")
     )
     for ours, theirs in zip(one, other, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_teachers_of_both_directions_give_what_follows_in_their_candidates(tmp_path, backwards):
+    """The candidates are the target and the teachers' outputs, weighted by their likelihoods."""
+    paths = [teach(tmp_path, "forwards"), teach(tmp_path, "backwards", backwards=True)]
+    corpus, cpu = read_corpus(toy_recipe(tmp_path).data), torch.device("cpu")
+    example = replace(corpus.training[0], labels=torch.tensor([3, 3, 1]))  # not what they find
+    teachers = load_teachers(paths, corpus.signature)
+    [targets] = teacher_targets(teachers, [example], [1.0], backwards, cpu)
+    weights = {}
+    for labels in {(3, 3, 1), *(teacher.outputs(Batch.of([example]))[0] for teacher in teachers)}:
+        one = Batch.of([replace(example, labels=torch.tensor(labels))])
+        scores = [float(teacher.log_likelihoods(one)[0]) for teacher in teachers]
+        weights[labels[:: -1 if backwards else 1]] = math.exp(sum(scores) / 2)
+    read = (1, 3, 3) if backwards else (3, 3, 1)
+    for u, row in enumerate(targets.tolist()):
+        begin = {y: weight for y, weight in weights.items() if y[:u] == read[:u]}
+        for k, value in enumerate(row):
+            followed = [w for y, w in begin.items() if (*y, 0)[u] == k]
+            assert value == pytest.approx(sum(followed) / sum(begin.values()), abs=1e-3)
+    assert len(weights) > 1
+
+
+def test_a_student_learns_from_inputs_that_teachers_of_both_directions_label(tmp_path):
+    paths = (teach(tmp_path, "forwards"), teach(tmp_path, "backwards", backwards=True))
+    (tmp_path / "more.txt").write_text("cabcab\nabdacd\n\ncabcab\ndacabc\n")
+    recipe = toy_recipe(tmp_path, max_epochs=8, teacher=paths, distillation=0.5)
+    known = read_corpus(recipe.data)
+    word = "".join(known.validation[0].pair.source)  # is held out, and so left out
+    with (tmp_path / "more.txt").open("a") as more:
+        more.write(f"{word}\n")
+    recipe = replace(recipe, data=replace(recipe.data, unlabelled=tmp_path / "more.txt"))
+    corpus = read_corpus(recipe.data)
+    assert [example.pair.name for example in corpus.unlabelled] == ["cabcab", "abdacd", "dacabc"]
+    assert corpus.training[0].pair == known.training[0].pair
+    lines = io.StringIO()
+    fit(recipe, tmp_path / "student", progress=Progress(Console(file=lines, width=200)))
+    assert "the teachers labelled 3 of 3 inputs without targets" in lines.getvalue()
+    assert f"{len(corpus.training) + 3} training sequences" in lines.getvalue()
+    teachers = load_teachers(paths, corpus.signature)
+    labelled = label_examples(teachers, corpus.unlabelled, torch.device("cpu"))
+    found = {one.pair.name: corpus.signature.text(one.labels.tolist()) for one in labelled}
+    assert found == {"cabcab": "CABCAB", "abdacd": "ABDACD", "dacabc": "DACABC"}
+
+
+def test_inputs_without_targets_need_a_teacher(tmp_path):
+    (tmp_path / "more.txt").write_text("abba\n")
+    recipe = toy_recipe(tmp_path)
+    recipe = replace(recipe, data=replace(recipe.data, unlabelled=tmp_path / "more.txt"))
+    with pytest.raises(TrainingError, match=r"^data.unlabelled has no targets; name a train"):
+        run(recipe, tmp_path / "run")
+    (tmp_path / "more.txt").write_text("abba\nabxe\n")
+    recipe = replace(recipe, train=replace(recipe.train, teacher=(teach(tmp_path),)))
+    with pytest.raises(DataError, match=r"more.txt, line 2: .*'x'"):
+        run(recipe, tmp_path / "run")
 
 
 def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
@@ -236,7 +295,6 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
     refused(r"^train.teacher is for a transducer, not ctc; leave it out", network="ctc")
     refused(r"^train.teacher, .*ctc: it is of the kind ctc; give", teacher=tmp_path / "ctc")
     refused(r"^train.teacher: .*nowhere", teacher=tmp_path / "nowhere")
-    refused(r"^train.teacher, .*: it reads forwards, and", backwards=True)
     name = tmp_path / "english-pronouncer"  # resolved in the working folder as all paths are
     refused(r"^train.teacher, .*english-pronouncer: it has no source symbol .a.", teacher=name)
     (tmp_path / "toy.tsv").write_text((tmp_path / "toy.tsv").read_text() + "abe\tABE\n")

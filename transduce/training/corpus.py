@@ -41,6 +41,7 @@ from transduce.data.pairs import (
     target_alphabet,
 )
 from transduce.data.timit import PhoneSet, read_timit
+from transduce.model.inputs import read_inputs
 from transduce.model.signature import Signature
 from transduce.settings import RecipeError, check_at_least
 
@@ -67,6 +68,8 @@ class DataConfig:
     )
     # More training pairs, in the format of `training`: the outputs of models on unlabelled words
     additional: Path | None = None
+    # Inputs without targets, for train.teacher: lines of text, or sounds
+    unlabelled: Path | None = None
     validation: Path | None = None  # None: hold num_validation out of the training set
     test: Path | None = None  # None: no test set, or hold num_test out
     words: Path | None = None  # of cmudict-split: the test words
@@ -101,6 +104,7 @@ class Corpus:
     training: Sequence[Example]  # a tuple, or UnreadExamples if memory does not hold it
     validation: tuple[Example, ...]
     skipped: tuple[DataError, ...]  # the errors of the pairs that were left out
+    unlabelled: tuple[Example, ...] = ()  # inputs without labels
 
 
 def read_corpus(data: DataConfig, *, targets_only: bool = False) -> Corpus:
@@ -164,7 +168,36 @@ def read_corpus(data: DataConfig, *, targets_only: bool = False) -> Corpus:
         if not examples:
             raise DataError(f"the {name} set has no pairs left; give some, or correct the bad ones")
     training = training if isinstance(training, UnreadExamples) else tuple(training)
-    return Corpus(splits, signature, training, tuple(validation), tuple(skipped or ()))
+    unlabelled = _read_unlabelled(data, splits, signature, skipped)
+    return Corpus(splits, signature, training, tuple(validation), tuple(skipped or ()), unlabelled)
+
+
+def _read_unlabelled(
+    data: DataConfig, splits: Splits, signature: Signature, skipped: list[DataError] | None
+) -> tuple[Example, ...]:
+    """Read the inputs without targets; leave out those of the three sets, and repetitions."""
+    if data.unlabelled is None:
+        return ()
+    if signature.sources is None and signature.statistics is None:
+        raise RecipeError("data.unlabelled are inputs, which a prediction network does not read")
+    sets = (splits.training, splits.validation, splits.test)
+    known = {pair.source for pairs in sets for pair in pairs}
+    pairs = []
+    for pair in read_inputs(signature, [data.unlabelled]):
+        if pair.source and pair.source not in known:
+            known.add(pair.source)
+            pairs.append(pair)
+    cache, convert = data.cache, data.convert
+    examples = signature.examples(
+        pairs,
+        unknown="refuse",
+        with_labels=False,
+        cache=cache,
+        convert=convert,
+        skipped=skipped,
+    )
+    check_some_left(examples, skipped)
+    return tuple(examples)
 
 
 def _first(data: DataConfig, pairs: Sequence[Pair]) -> Pair:

@@ -74,7 +74,7 @@ from transduce.training.pretraining import (
 from transduce.training.progress import Progress
 from transduce.training.recipe import Recipe, TrainConfig, recipe_toml
 from transduce.training.regularisation import MovingAverage, spec_augment, weight_noise
-from transduce.training.teachers import load_teachers, teacher_targets
+from transduce.training.teachers import label_examples, load_teachers, teacher_targets
 
 METRICS_FILE = "metrics.jsonl"
 MARGIN = 5  # frames by which the length of a sound that has not been read may be wrong
@@ -137,6 +137,10 @@ def fit(
         raise TrainingError(
             f"train.teacher is for a transducer, not {recipe.network.network}; leave it out"
         )
+    if recipe.data.unlabelled is not None and not config.teacher:
+        raise TrainingError(
+            "data.unlabelled has no targets; name a train.teacher that gives them, or leave it out"
+        )
     settled = settle_processes(config, os.environ)
     check_devices(settled)
     fabric = start_fabric(settled)
@@ -177,8 +181,7 @@ class _Run:
         self.config = recipe.train
         self.copies = 2 if self.config.consistency else 1  # of each sequence in a step
         self.network = self._initial_network()
-        backwards = recipe.network.backwards
-        self.teachers = load_teachers(self.config.teacher, corpus.signature, backwards)
+        self.teachers = load_teachers(self.config.teacher, corpus.signature)
         if self.teachers and isinstance(corpus.training, UnreadExamples):
             raise TrainingError(
                 "train.teacher keeps its distributions in memory, and the training set is too "
@@ -186,7 +189,12 @@ class _Run:
             )
         seed, sound = self.config.seed, self.config.sound
         slowest, fastest = sound.speeds
+        labelled = self._labelled()
         training = self._alignable(corpus.training, 1 / fastest)
+        # The labels of the rest are the teachers'.
+        self.num_labelled = len(training)
+        if labelled:
+            training = [*training, *labelled]
         validation = self._alignable(corpus.validation)
         limits: Any = {"pooling": recipe.network.pooling, "max_cells": self.config.max_cells}
         self.batches = Batches(
@@ -490,15 +498,31 @@ class _Run:
                 raise TrainingError(f"train.{name}, {path}: {error}") from None
         return network
 
+    def _labelled(self) -> list[Example]:
+        """Return the inputs without targets, with the labels that the teachers find for them."""
+        unlabelled, start = self.corpus.unlabelled, time.monotonic()
+        if not unlabelled:
+            return []
+        found = label_examples(self.teachers, unlabelled, self.fabric.device)
+        self.progress.say(
+            f"the teachers labelled {len(found):,} of {len(unlabelled):,} inputs without targets "
+            f"in {time.monotonic() - start:.0f} s"
+        )
+        # All processes must have the same labels, also where rounding is different.
+        return self.fabric.broadcast(found)
+
     def _teacher_targets(self) -> list[Tensor]:
         """Return the targets of the training examples: the labels, and the teachers' share."""
         examples, start = self.batches.examples, time.monotonic()
-        share, device = self.config.distillation, self.fabric.device
+        network, count = self.recipe.network, self.num_labelled
+        shares = [self.config.distillation] * count + [1.0] * (len(examples) - count)
         names = " and ".join(map(str, self.config.teacher))
         self.progress.say(
             f"computing the next labels that {names} would expect in {len(examples):,} sequences"
         )
-        targets = teacher_targets(self.teachers, examples, share, device)
+        targets = teacher_targets(
+            self.teachers, examples, shares, network.backwards, self.fabric.device
+        )
         self.progress.say(f"computed them in {time.monotonic() - start:.0f} s")
         return targets
 
