@@ -1,8 +1,11 @@
 """Compiled kernels on disk: fresh, private, and harmless where nothing can be written."""
 
 import ast
+import fcntl
+import multiprocessing
 import os
 import stat
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +47,7 @@ def called(package, values=None, name="kernel"):
     """Call the kernel as a new process does; return what was compiled, and the result."""
     module.source_hash.cache_clear()
     module._source.cache_clear()
-    file, names = package / "lattice" / f"{name}.py", {}
+    file, names = package / "lattice" / f"{name}.py", {"__name__": __name__}
     exec((package / "lattice" / "constants.py").read_text(), names)
     code = file.read_text().replace("from transduce.lattice.constants import BY", "")
     exec(compile(code, str(file), "exec"), names)
@@ -218,6 +221,77 @@ def test_compiling_is_announced_once_and_only_on_a_terminal(package, capsys, mon
     monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
     module._tell("kernel.scaled")
     assert capsys.readouterr().err == ""
+
+
+def call_in_another_process(package, start, answers):
+    """Call the kernel when `start` is set; send what was compiled."""
+    start.wait()
+    answers.put(called(package))
+
+
+def test_of_two_processes_one_compiles_and_the_other_waits(package, monkeypatch):
+    lower = numba.core.codegen.CPUCodeLibrary.finalize
+
+    def slowly(library):
+        time.sleep(0.3)  # so that the other process looks while this one compiles
+        return lower(library)
+
+    monkeypatch.setattr(numba.core.codegen.CPUCodeLibrary, "finalize", slowly)
+    fork = multiprocessing.get_context("fork")
+    start, answers = fork.Event(), fork.Queue()
+    processes = [
+        fork.Process(target=call_in_another_process, args=(package, start, answers))
+        for _ in range(3)
+    ]
+    for process in processes:
+        process.start()
+    start.set()
+    found = [answers.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    assert sorted(found) == [([], 2.0), ([], 2.0), (["kernel.scaled"], 2.0)]
+    assert len(entries(package)) == 1
+    assert not list(package.rglob("*.lock"))
+
+
+def hold_for_ever(path, held):
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    held.set()
+    time.sleep(600)
+
+
+def test_a_process_that_never_ends_its_compilation_is_not_waited_for_for_ever(package, monkeypatch):
+    called(package)
+    [entry] = entries(package)
+    entry.unlink()
+    fork = multiprocessing.get_context("fork")
+    held = fork.Event()
+    lock = entry.with_name(f"{entry.name}.lock")
+    holder = fork.Process(target=hold_for_ever, args=(lock, held))
+    holder.start()
+    try:
+        assert held.wait(60)
+        monkeypatch.setattr(module, "SECONDS_TO_WAIT", 0.2)
+        start = time.monotonic()
+        assert called(package) == (["kernel.scaled"], 2.0)
+        assert time.monotonic() - start >= 0.2
+    finally:
+        holder.kill()
+        holder.join()
+    entry.unlink()
+    monkeypatch.setattr(module, "SECONDS_TO_WAIT", 600.0)
+    assert called(package) == (["kernel.scaled"], 2.0), "the lock of a dead process is waited for"
+
+
+def test_a_compilation_that_fails_can_be_tried_again(package):
+    with pytest.raises(numba.TypingError):
+        called(package, Values(None))
+    assert module._claims
+    with pytest.raises(numba.TypingError):
+        called(package, Values(None))
+    assert called(package) == (["kernel.scaled"], 2.0)
+    module._claims.clear()
 
 
 def test_no_kernel_uses_numbas_own_cache():

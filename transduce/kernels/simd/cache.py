@@ -3,8 +3,9 @@
 Numba's own cache takes a kernel for fresh when a function that it calls has changed, unpickles an
 entry before it looks at its age, mixes up entries that two processes write at once, and raises an
 error where no folder can be written. Here a kernel's folder is named by a hash of its file and of
-all files of this package that it imports, and each entry has a file of its own. An entry is code:
-it is read only from a folder into which no other user can write.
+all files of this package that it imports, and each entry has a file of its own. Of processes
+that need a kernel at the same time, one compiles it, and the others wait. An entry is code: it is
+read only from a folder into which no other user can write.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -33,6 +35,9 @@ from numba.misc.appdirs import AppDirs
 from transduce.files import write_by_rename
 
 PACKAGE = Path(__file__).parents[2]
+# A process waits so long for another one to compile a kernel, and then compiles it itself: longer
+# than any kernel takes, but not for ever, should the other have been stopped in the middle.
+SECONDS_TO_WAIT = 60.0
 
 
 class KernelCache(FunctionCache):
@@ -51,20 +56,38 @@ class KernelCache(FunctionCache):
         """Return the compiled function for a signature; None if it must be compiled."""
         target_context.refresh()
         name = self._entry(signature, target_context.codegen())
+        found = self._read(name, target_context)
+        if found is None:
+            _claim(self._file, name)
+            found = self._read(name, target_context)  # another process may have compiled it
+            if found is None:
+                _tell(f"{self._file.stem}.{self._py_func.__qualname__}")
+            else:
+                _release(name)
+        return found
+
+    def _read(self, name: str, target_context: Any) -> Any:
+        """Return the compiled function of an entry; None without a good one."""
         for folder in _folders(self._file):
             # Any error may come of a damaged file; the function is then compiled again.
             with suppress(Exception):
                 if (folder / name).is_file() and _is_private(folder):
                     content = pickle.loads((folder / name).read_bytes())
                     return CompileResult._rebuild(target_context, *content)
-        _tell(f"{self._file.stem}.{self._py_func.__qualname__}")
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
         """Write a compiled function into the first folder that can be written."""
+        name = self._entry(signature, result.codegen)
+        try:
+            self._save(name, result)
+        finally:
+            _release(name)
+
+    def _save(self, name: str, result: Any) -> None:
         if result.lifted or result.library.has_dynamic_globals:
             return  # it holds addresses of this process
-        name, content = self._entry(signature, result.codegen), dumps(result._reduce())
+        content = dumps(result._reduce())
         *lasting, temporary = _folders(self._file)
         if any(_write(folder, name, content) for folder in lasting):
             return
@@ -85,6 +108,46 @@ class KernelCache(FunctionCache):
         """Return the name of the file for a signature on this machine."""
         key = hashlib.sha256(repr(self._index_key(signature, codegen)).encode()).hexdigest()[:32]
         return f"{self._py_func.__name__}-{self._py_func.__code__.co_firstlineno}-{key}.kernel"
+
+
+# --- One process compiles -----------------------------------------------------------------------
+
+_claims: dict[str, tuple[Path, int]] = {}  # locked files of the entries that this process compiles
+
+
+def _claim(file: Path, name: str) -> None:
+    """Lock the right to compile an entry; wait for a process that has it.
+
+    The system releases the lock when a process ends. Where files cannot be locked, each compiles.
+    """
+    folder = next(filter(_is_ready, _folders(file)), None)
+    if sys.platform == "win32" or folder is None or name in _claims:
+        return
+    import fcntl
+
+    path, deadline = folder / f"{name}.lock", time.monotonic() + SECONDS_TO_WAIT
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.02)
+            except OSError:  # such as of a file system without locks
+                break
+            else:
+                _claims[name] = (path, descriptor)
+                return
+        os.close(descriptor)
+
+
+def _release(name: str) -> None:
+    """Unlock an entry, if this process has locked it."""
+    if name in _claims:
+        path, descriptor = _claims.pop(name)
+        # One that waits for the deleted file, and one that makes a new one, both find the entry.
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 # --- Folders ------------------------------------------------------------------------------------
@@ -131,13 +194,21 @@ def _temporary_folder() -> str:
         return "/nonexistent"
 
 
-def _write(folder: Path, name: str, content: bytes) -> bool:
-    """Write an entry; return whether the folder is there, private and writable."""
+def _is_ready(folder: Path) -> bool:
+    """Make a folder if it is not there; return whether it is there and private."""
     try:
         if not folder.is_dir():
             _make(folder)
-        if not _is_private(folder):
-            return False
+        return _is_private(folder)
+    except OSError:
+        return False
+
+
+def _write(folder: Path, name: str, content: bytes) -> bool:
+    """Write an entry; return whether the folder is there, private and writable."""
+    if not _is_ready(folder):
+        return False
+    try:
         write_by_rename(folder / name, content)
     except OSError:
         return False
