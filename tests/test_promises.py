@@ -75,7 +75,7 @@ ORDER = [
     "tables",
     *("training.corpus", "training.recipe", "training.inspection", "training.pretraining"),
     *("training.regularisation", "training.progress", "training.lock", "training.checks"),
-    *("training.launch", "training.peers", "training.teachers"),
+    *("training.launch", "training.peers", "training.teachers", "training.card"),
     *("training.loading", "training.fit", "training"),
     *("analysis.lattice", "analysis.sensitivity", "analysis.colours", "analysis.figures"),
     "analysis.data_figure",

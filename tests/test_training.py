@@ -309,11 +309,12 @@ def test_consistency_without_dropout_or_masks_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_run_folder_has_config_model_state_and_metrics(tmp_path):
+def test_the_run_folder_has_config_model_card_state_and_metrics(tmp_path):
     recipe = toy_recipe(tmp_path)
     run(recipe, tmp_path / "run")
     files = {path.name for path in (tmp_path / "run").iterdir() if "tfevents" not in path.name}
-    assert files == {"config.toml", "model.safetensors", "last.safetensors", "metrics.jsonl"}
+    kept = {"config.toml", "model.safetensors", "card.md", "last.safetensors", "metrics.jsonl"}
+    assert files == kept
     assert read_recipe(tmp_path / "run" / "config.toml") == recipe
     metrics = metrics_of(tmp_path / "run")
     assert [m["epoch"] for m in metrics] == [1, 2, 3]
@@ -367,10 +368,10 @@ fit(read_recipe(folder / "recipe.toml"), folder / "run", progress=Killed(Console
 """
 
 
-# An epoch has 13 steps, and every fifth step is saved. The seventh write is the state after the
-# first epoch, when the model and the metrics have been written.
+# An epoch has 13 steps, and every fifth step is saved. The eighth write is the state after the
+# first epoch, when the model, its card and the metrics have been written.
 @pytest.mark.parametrize("taught", [False, True])
-@pytest.mark.parametrize("when, count", [("in a step", 23), ("in a write", 7)])
+@pytest.mark.parametrize("when, count", [("in a step", 23), ("in a write", 8)])
 def test_a_killed_run_resumes_to_the_result_of_one_that_was_not_stopped(
     tmp_path, when, count, taught
 ):
@@ -390,6 +391,8 @@ def test_a_killed_run_resumes_to_the_result_of_one_that_was_not_stopped(
     best = "model.safetensors"
     assert (tmp_path / "run" / best).read_bytes() == (tmp_path / "whole" / best).read_bytes()
     assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
+    cards = [(tmp_path / name / "card.md").read_text() for name in ("run", "whole")]
+    assert cards[0].replace("# run\n", "# whole\n") == cards[1]
 
 
 class Stop(Exception):

@@ -52,6 +52,7 @@ from transduce.model.checkpoint import (
 from transduce.model.signature import Signature
 from transduce.model.tensors import read_tensors, write_tensors
 from transduce.settings import RecipeError, replace_settings
+from transduce.training.card import CARD_FILE, model_card
 from transduce.training.checks import (
     LAST_FILE,
     TrainingError,
@@ -349,6 +350,7 @@ class _Run:
             if self.lock is not None:
                 self.lock.check()
                 save_model(self._model(status), self.folder / MODEL_FILE)
+                self._write(CARD_FILE, self._card(status, training_bits).encode())
         measured = asdict(status) | {"training_bits_per_label": training_bits}
         last_step = replace(at, batch=at.batch - 1, step=at.step - 1)
         measured |= {"learning_rate": self._learning_rate(last_step, at.batch), "seconds": seconds}
@@ -380,6 +382,13 @@ class _Run:
         """Return the network with its signature and status."""
         network, signature = self.recipe.network, self.corpus.signature
         return TrainedModel(self.network, network, signature, status or TrainingStatus())
+
+    def _card(self, status: TrainingStatus, training_bits: float) -> str:
+        """Return the card of the model that was saved."""
+        device, processes = self.fabric.device.type, self.fabric.world_size
+        where = device if processes == 1 else f"{device} in {processes} processes"
+        name = self.folder.absolute().name
+        return model_card(name, self._model(status), self.recipe, self.corpus, training_bits, where)
 
     def _size_report(self) -> str:
         """Report the sizes of the run and the predicted memory of its largest step.
