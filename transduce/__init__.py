@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from transduce.model.model import Model
     from transduce.model.signature import Source
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def load(*models: str | Path) -> Model:
