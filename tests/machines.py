@@ -14,11 +14,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 # `transduce` with a plan: {"kill_at": 20} ends the process by SIGKILL after that step,
-# {"note_after": 0.5} sets the time before the note that it waits for others, and
-# {"arguments": [...]} adds options.
+# {"note_after": 0.5} sets the time before the note that it waits for others, {"keep_alive": {...}}
+# the times after which a machine that does not answer is lost; {"arguments": [...]} adds options.
 COMMAND = """
 import json, os, signal, sys, time
-from transduce.training import launch
+from transduce.training import launch, peers
 from transduce.training.progress import Progress
 
 plan = json.loads(os.environ["PLAN"])
@@ -34,6 +34,7 @@ def step_or_die(self, *arguments):
 Progress.step = step_or_die
 sys.argv += plan.get("arguments", [])
 launch.SECONDS_BEFORE_NOTE = plan.get("note_after", 60.0)
+peers.KEEP_ALIVE |= plan.get("keep_alive", {})
 from transduce.cli import main
 main()
 """

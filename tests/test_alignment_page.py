@@ -27,9 +27,10 @@ from transduce.model.model import load
 from transduce.web import explorer as exploring
 from transduce.web.explorer import Explorer
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium; apt-get install chromium"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; apt-get install chromium"),
+]
 SECONDS = 2.0
 TEXT = 'two "cats" zebra lost'
 MODEL = "english-phone-recogniser"

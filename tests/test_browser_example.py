@@ -23,6 +23,7 @@ pytest.importorskip("onnx")
 PAGE = Path(__file__).parent.parent / "examples" / "browser"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; apt-get install chromium"),
     pytest.mark.skipif(
         not (PAGE / "node_modules").is_dir(),

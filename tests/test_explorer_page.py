@@ -37,9 +37,10 @@ from transduce.model.signature import Signature
 from transduce.web import explorer as exploring
 from transduce.web.explorer import Explorer
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium; apt-get install chromium"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; apt-get install chromium"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from commands import transduce
 from explored import CHARACTERS, SPACES, sharp_network
 from explored import text_model as explored_text_model
 from melodies import RATE, melody, trained_model
+from slow import slow_except
 from torch.testing import assert_close
 
 from transduce.alphabet import Alphabet
@@ -187,14 +188,15 @@ def test_int8_graphs_are_small_and_compute_what_our_int8_files_compute(tmp_path)
 
 
 @pytest.mark.parametrize("int8", [False, True])
-def test_500_words_are_pronounced_as_we_pronounce_them(tmp_path, int8):
+@pytest.mark.parametrize("count", slow_except({0}, [20, 500]))
+def test_words_are_pronounced_as_we_pronounce_them(tmp_path, count, int8):
     model = load("english-pronouncer")
     export_onnx(model, tmp_path / "out", int8=int8)
     exported = Exported(tmp_path / "out")
     letters = random.Random(3)
     words = [
         "".join(letters.choices("etaoinshrdlcumwfgypbvkjxqz", range(26, 0, -1), k=2 + i % 11))
-        for i in range(500)
+        for i in range(count)
     ]
     ours = model(words, max_labels_per_frame=MOST_LABELS)
     for word, transcript in zip(words, ours, strict=True):
@@ -207,13 +209,14 @@ def test_500_words_are_pronounced_as_we_pronounce_them(tmp_path, int8):
 
 
 @pytest.mark.parametrize("int8", [False, True])
-def test_50_sounds_are_recognised_as_we_recognise_them(tmp_path, int8):
+@pytest.mark.parametrize("count", slow_except({0}, [5, 50]))
+def test_sounds_are_recognised_as_we_recognise_them(tmp_path, count, int8):
     model = load("english-phone-recogniser")
     export_onnx(model, tmp_path / "out", int8=int8)
     exported, extract = Exported(tmp_path / "out"), Features(model.signature.features)
-    waves = [melody(seed, 3)[0] for seed in range(50)]
+    waves = [melody(seed, 3)[0] for seed in range(count)]
     ours = model(waves, max_labels_per_frame=MOST_LABELS)
-    assert sum(len(transcript.symbols) for transcript in ours) > 50
+    assert sum(len(transcript.symbols) for transcript in ours) > count
     for wave, transcript in zip(waves, ours, strict=True):
         frames = extract(wave[None])[0]
         f = exported.transcription(frames[0].numpy())
@@ -240,6 +243,7 @@ def sherpa_recogniser(folder, streaming):
     )
 
 
+@pytest.mark.slow
 def test_sherpa_onnx_recognises_30_sounds_as_we_do(tmp_path):
     model = trained_model(num_layers=2, pooling=2)
     assert unlike_sherpa(model) is None

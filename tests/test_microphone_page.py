@@ -21,9 +21,14 @@ from transduce.web.recording import Recording
 from transduce.web.wire import unpack
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium; apt-get install chromium"
-)
+
+
+def needs_chromium(test):
+    """Mark a test that drives the browser."""
+    reason = "there is no Chromium; apt-get install chromium"
+    return pytest.mark.slow(pytest.mark.skipif(CHROMIUM is None, reason=reason)(test))
+
+
 TONES = np.concatenate([sound(0.4, frequency=f)[:, 0] for f in (300, 900, 500, 1500, 700)])
 SAMPLES = (32767 * TONES).astype("<i2")
 

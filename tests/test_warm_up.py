@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CODE = """
 import sys
 from pathlib import Path
@@ -50,6 +52,7 @@ assert asked[first:] == [], asked[first:]
 """
 
 
+@pytest.mark.slow
 def test_after_a_warm_up_other_commands_need_no_further_kernels(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(tmp_path)],
