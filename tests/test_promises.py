@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "transduce"
 # From the top of the tree down. The files of a folder come together; its __init__ comes last.
 ORDER = [
-    *("alphabet", "files", "settings", "sequences"),
+    *("alphabet", "arpabet", "files", "settings", "sequences"),
     *("data.pairs", "data.records", "data.manifest", "data.kaldi", "data.lhotse"),
     *("data.common_voice", "data.parquet", "data.shards", "data.kinds", "data.contents"),
     *("data.timit", "data.dictionaries", "data.batches", "data"),
