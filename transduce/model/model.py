@@ -132,7 +132,7 @@ class Model(TrainedModel):
         Width 1 is the greedy search, unless the options ask for several hypotheses or timings.
         Further options are the fields of `SearchOptions`.
         """
-        asked = _search_options(beam_width, n_best, with_timings, options)
+        asked = search_options(beam_width, n_best, with_timings, options)
         sources = source if isinstance(source, list) else [source]
         found = list(self.transcripts(sources, asked))
         return found if isinstance(source, list) else found[0]
@@ -255,7 +255,7 @@ class Model(TrainedModel):
                 f"a stream takes {features.sample_rate} samples a second, not {sample_rate}; "
                 "record at that rate, or convert the samples first"
             )
-        asked = _search_options(beam_width, n_best, with_timings, options)
+        asked = search_options(beam_width, n_best, with_timings, options)
         return Stream(self, asked, endpoints)
 
     @property
@@ -322,7 +322,7 @@ def group_sizes(
     return GroupSizes(at_first or first, at_once, most)
 
 
-def _search_options(
+def search_options(
     beam_width: int, n_best: int, with_timings: bool, options: dict[str, Any]
 ) -> SearchOptions:
     """Return the options of a call; raise TypeError for an unknown name."""

@@ -223,14 +223,18 @@ def _shares(frames: Sequence[int]) -> Iterator[tuple[int, float, float]]:
 def join_words(
     name: str, words: Sequence[Transcript], n_best: int, *, length_normalised: bool
 ) -> Transcript:
-    """Join the transcripts of several words; keep the best combinations of their hypotheses."""
-    if len(words) == 1 and words[0].name == name:
-        return words[0]
-    hypotheses = words[0].hypotheses
-    for word in words[1:]:
-        hypotheses = join_hypotheses(hypotheses, word.hypotheses, 0, n_best, length_normalised)
-    untimed = tuple(replace(h, frames=(), timings=()) for h in hypotheses)
-    return replace(words[0], name=name, hypotheses=untimed)
+    """Join the transcripts of several words; keep the best combinations of their hypotheses.
+
+    The frame of each label is the number of its word, from 0.
+    """
+    parts = [
+        tuple(replace(h, frames=(i,) * len(h.labels), timings=()) for h in word.hypotheses)
+        for i, word in enumerate(words)
+    ]
+    hypotheses = parts[0]
+    for part in parts[1:]:
+        hypotheses = join_hypotheses(hypotheses, part, 0, n_best, length_normalised)
+    return replace(words[0], name=name, hypotheses=hypotheses)
 
 
 def join_windows(

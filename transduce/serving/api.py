@@ -1,7 +1,8 @@
 """The routes of the server.
 
     POST /v1/audio/transcriptions  a form with file, model, response_format: a transcript
-    POST /v1/phonemize             {"input": line or [line, ...]}: pronunciations
+    POST /v1/phonemize             {"input": line or [line, ...], "lookup", "stress", "ipa"}:
+                                   pronunciations
     WS   /v1/stream                samples in, partial transcripts out (see `streams`)
     GET  /v1/models                the models
     GET  /health                   200 while the process lives
@@ -26,12 +27,12 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from transduce.data.dictionaries import installed_dictionary
 from transduce.data.pairs import DataError
 from transduce.decoding.options import SearchOptions, widened
 from transduce.model.formats import subrip, webvtt
-from transduce.model.lines import join_lines
+from transduce.model.lines import Line, Pronouncer, Pronunciation
 from transduce.model.model import Model
-from transduce.model.transcripts import Transcript
 from transduce.serving.formats import cues, pronunciation, verbose
 from transduce.serving.guard import (
     HEADERS,
@@ -65,6 +66,9 @@ class PhonemizeQuery(BaseModel):
     model: str | None = None
     beam_width: int = 1
     n_best: int = 1
+    lookup: bool = False  # words that CMUdict has
+    stress: bool = False  # needs a model with stress digits
+    ipa: bool = False
 
 
 def create_app(service: Service, host: str = "127.0.0.1", others: Collection[str] = ()) -> FastAPI:
@@ -225,40 +229,49 @@ async def _form(request: Request) -> tuple[str, bytes, Mapping[str, str]]:
 async def _pronunciations(service: Service, request: Request) -> Response:
     """Answer a request with a line or lines of text."""
     query = await _query(request)
-    name, model = service.text_model(query.model)
+    name, model = service.text_model(query.model, stress=query.stress)
     limits, inputs = service.limits, query.input
     given = [inputs] if isinstance(inputs, str) else inputs
     if not 1 <= query.beam_width <= limits.max_beam_width:
         raise Refusal(400, f"beam_width must be from 1 to {limits.max_beam_width}; correct it")
     if not 1 <= query.n_best <= MAX_N_BEST:
         raise Refusal(400, f"n_best must be from 1 to {MAX_N_BEST}; correct it")
-    lines, words = await run_in_threadpool(_words, model, given, limits.max_words)
+    pronouncer, lines = await run_in_threadpool(_lines, model, query, given, limits.max_words)
     width = widened(query.beam_width, query.n_best)
     options = SearchOptions(width, n_best=query.n_best, with_timings=False)
-    sources = [word for of_line in words for word in of_line]
+    sources = [source for line in lines for source in line.sources]
     num_frames = sum(map(len, sources))
     found = await service.results(request, name, options, sources, num_frames) if sources else []
-    results = list(join_lines(model, lines, words, found, options))
+    results = list(pronouncer.join(lines, found, options))
     if isinstance(inputs, str) and isinstance(results[0][1], DataError):
         raise Refusal(400, str(results[0][1]))
     return _json({"model": name, "results": [_result(*result) for result in results]})
 
 
-def _result(line: str, result: Transcript | DataError) -> dict[str, Any]:
+def _result(line: str, result: Pronunciation | DataError) -> dict[str, Any]:
     """Return the pronunciations of a line, or the error in its place."""
     if isinstance(result, DataError):
         return {"input": line, **error_content(400, str(result))}
     return pronunciation(line, result)
 
 
-def _words(model: Model, given: list[str], most: int) -> tuple[list[str], list[list[str]]]:
-    """Return the lines, stripped, and the words of each; raise a Refusal if there are too many."""
-    lines = [line.strip() for line in given]
-    count = max(len(lines), sum(len(line.split()) for line in lines))
-    words = [model.signature.words(line) for line in lines] if count <= most else []
-    if max(count, sum(map(len, words))) > most:
+def _lines(
+    model: Model, query: PhonemizeQuery, given: list[str], most: int
+) -> tuple[Pronouncer, list[Line]]:
+    """Read the lines of a query; raise a Refusal if there are too many words.
+
+    Raise one also if the model cannot do what the query asks for.
+    """
+    try:
+        dictionary = installed_dictionary() if query.lookup else None
+        pronouncer = Pronouncer(model, dictionary=dictionary, ipa=query.ipa)
+    except ValueError as error:
+        raise Refusal(400, str(error)) from None
+    count = max(len(given), sum(len(line.split()) for line in given))
+    lines = [pronouncer.read(line) for line in given] if count <= most else []
+    if max(count, sum(len(line.words) for line in lines)) > most:
         raise Refusal(413, f"there are more than {most} words; send them in several requests")
-    return lines, words
+    return pronouncer, lines
 
 
 async def _query(request: Request) -> PhonemizeQuery:

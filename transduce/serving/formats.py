@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from transduce.model.formats import Marked
+from transduce.model.lines import Pronunciation
 from transduce.model.transcripts import Transcript
 
 TINY = 1e-10  # stands for a confidence of 0 in logarithms
@@ -55,8 +56,8 @@ def cues(transcript: Transcript) -> list[Marked]:
     return [(one["start"], one["end"], one["text"]) for one in segments(transcript)]
 
 
-def pronunciation(line: str, transcript: Transcript) -> dict[str, Any]:
-    """Return a line's pronunciations, best first."""
+def pronunciation(line: str, transcript: Pronunciation) -> dict[str, Any]:
+    """Return a line's pronunciations, best first, and the words of the best one."""
     found: Sequence[dict[str, Any]] = [
         {
             "text": transcript.output(h),
@@ -67,4 +68,10 @@ def pronunciation(line: str, transcript: Transcript) -> dict[str, Any]:
         for h in transcript.hypotheses
     ]
     best = found[0]
-    return {"input": line, "text": best["text"], "phones": best["phones"], "hypotheses": found}
+    return {
+        "input": line,
+        "text": best["text"],
+        "phones": best["phones"],
+        "words": [word._asdict() for word in transcript.words],
+        "hypotheses": found,
+    }

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from torch import Tensor
 
+from transduce.arpabet import has_stress
 from transduce.decoding.options import SearchOptions
 from transduce.http.sounds import decode_sound
 from transduce.model.model import Model
@@ -54,17 +55,25 @@ class Service:
             raise Refusal(400, f"{name} does not take sound; see GET /v1/models")
         return model
 
-    def text_model(self, name: str | None) -> tuple[str, Model]:
-        """Return a model of text, by default the first one, with its name."""
+    def text_model(self, name: str | None, *, stress: bool = False) -> tuple[str, Model]:
+        """Return a model of text, by default the first one, with its name.
+
+        With `stress`, it must write stress digits.
+        """
         if name is None:
             texts = [n for n, model in self.models.items() if model.signature.sources is not None]
             if not texts:
                 raise Refusal(400, "no model of this server reads text; see GET /v1/models")
-            name = texts[0]
+            name = next((n for n in texts if stress and self._has_stress(n)), texts[0])
         model = self.model(name)
         if model.signature.sources is None:
             raise Refusal(400, f"{name} does not read text; see GET /v1/models")
+        if stress and not self._has_stress(name):
+            raise Refusal(400, f"{name} writes no stress digits; leave stress out")
         return name, model
+
+    def _has_stress(self, name: str) -> bool:
+        return has_stress(self.models[name].signature.targets.symbols)
 
     def model(self, name: str) -> Model:
         """Return a model by its name; raise a Refusal if there is none."""
