@@ -50,6 +50,20 @@ def test_paths_are_relative_to_the_manifest_and_any_field_may_be_the_target(mani
     assert read_manifest(path, None)[0].target == ()
 
 
+def test_a_target_of_several_fields_begins_with_a_symbol_for_each_but_the_last(manifest):
+    line = {"audio_filepath": "audio/a.wav", "phones": "AH B", "speaker": "J. Doe", "year": 3}
+    path = manifest(line)
+    (pair,) = read_manifest(path, SPACES, "speaker,phones")
+    assert pair.target == ("speaker=J._Doe", "AH", "B")
+    assert Manifest.open(path, SPACES, "speaker,phones")[0].target == pair.target
+    assert Manifest.open(path, SPACES, "speaker,phones").target_alphabet().symbols == (
+        *("AH", "B", "speaker=J._Doe"),
+    )
+    for target, problem in (("room,phones", "no field 'room'"), ("year,phones", "year is 3; it")):
+        with pytest.raises(DataError, match=problem):
+            read_manifest(path, SPACES, target)
+
+
 def test_features_offsets_and_lists_of_symbols(manifest):
     features, part, first_part, empty_line, symbols = (
         {"features_filepath": "a.npy", "text": "x"},

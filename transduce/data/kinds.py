@@ -15,7 +15,7 @@ from transduce.data.lhotse import is_lhotse, read_lhotse
 from transduce.data.manifest import EXAMPLE, manifest_records
 from transduce.data.pairs import DataError, Frames, Notation, Origin, Pair, read_lines, skipping
 from transduce.data.parquet import parquet_fields, read_parquet
-from transduce.data.records import Record, json_object
+from transduce.data.records import Record, json_object, target_fields_of
 from transduce.data.shards import read_shards, shard_fields
 
 COMPRESSED_TARS = re.compile(r"\.(tgz|tar\.\w+)$")
@@ -88,7 +88,8 @@ def read_pairs(
 
     Without a notation, leave targets empty, as for transcription.
     """
-    for record in read_records(path, () if notation is None else (target,), skipped):
+    fields = () if notation is None else target_fields_of(target)
+    for record in read_records(path, fields, skipped):
         with skipping(skipped):
             yield record.pair(notation, target)
 

@@ -26,7 +26,10 @@ class Record:
     fields: Mapping[str, Any]
 
     def pair(self, notation: Notation | None, target: str = "text") -> Pair:
-        """Return the pair with field `target` split by `notation`; without one, no target."""
+        """Return the pair with field `target` split by `notation`; without one, no target.
+
+        A target may be of several fields (`target_symbols`).
+        """
         symbols: Symbols = ()
         if notation is not None:
             symbols = target_symbols(self.origin, self.fields, target, notation)
@@ -36,7 +39,13 @@ class Record:
 def target_symbols(
     origin: Origin, fields: Mapping[str, Any], target: str, notation: Notation
 ) -> Symbols:
-    """Return field `target` split by `notation`; a list of symbols is split already."""
+    """Return field `target` split by `notation`; a list of symbols is split already.
+
+    A target such as "speaker,phones" has several fields. All but the last become one symbol each,
+    which stands before those of the last: speaker=theo S EH V AH N.
+    """
+    *conditions, target = target_fields_of(target)
+    before = tuple(_condition(origin, fields, name) for name in conditions)
     if target not in fields:
         raise no_target(origin, "field", target, list(fields))
     value = fields[target]
@@ -48,7 +57,22 @@ def target_symbols(
         raise origin.error(f"{target} is {value!r}; it must be text, or a list of symbols")
     if not symbols:
         raise origin.error(f"{target} is empty; transcribe it, or leave it out")
-    return symbols
+    return before + symbols
+
+
+def target_fields_of(target: str) -> list[str]:
+    """Return the fields of a target, which commas separate."""
+    return target.split(",")
+
+
+def _condition(origin: Origin, fields: Mapping[str, Any], name: str) -> str:
+    """Return the symbol of a field that stands before the target, such as speaker=theo."""
+    if name not in fields:
+        raise no_target(origin, "field", name, list(fields))
+    value = fields[name]
+    if not isinstance(value, str) or not value.split():
+        raise origin.error(f"{name} is {value!r}; it must be text that is not empty")
+    return f"{name}={'_'.join(value.split())}"
 
 
 def no_target(origin: Origin, kind: str, target: str, others: Sequence[str]) -> DataError:
