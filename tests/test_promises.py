@@ -47,7 +47,7 @@ ORDER = [
         "lattice.cuda",
     ),
     *("lattice.checks", "lattice.operators", "lattice.loss", "lattice.variants"),
-    *("lattice.consistency", "lattice.distillation", "lattice"),
+    *("lattice.consistency", "lattice.distillation", "lattice.mixtures", "lattice"),
     *("decoding.protocols", "decoding.hypothesis", "decoding.fusion", "decoding.arpa"),
     *("decoding.options", "decoding.problem", "decoding.reference", "decoding.cpu.prediction"),
     *("decoding.cpu.trie", "decoding.cpu.heaps", "decoding.cpu.beam", "decoding.cpu.greedy"),

@@ -2,7 +2,7 @@
 
 import torch
 
-from transduce.sequences import reverse_padded
+from transduce.sequences import reverse_padded, zero_padding
 
 
 def test_each_sequence_is_reversed_and_its_padding_stays():
@@ -16,3 +16,13 @@ def test_reversing_twice_restores_vectors_of_any_shape():
     reversed_once = reverse_padded(x, lengths)
     assert torch.equal(reversed_once[0], x[0].flip(0))
     assert torch.equal(reverse_padded(reversed_once, lengths), x)
+
+
+def test_padding_becomes_zero_whatever_it_was():
+    x, lengths = torch.full((2, 3, 2), torch.nan), torch.tensor([3, 1])
+    x[0], x[1, :1] = 1.0, 2.0
+    x.requires_grad_()
+    found = zero_padding(x, lengths)
+    assert found.tolist() == [[[1.0, 1.0]] * 3, [[2.0, 2.0], [0.0, 0.0], [0.0, 0.0]]]
+    found.sum().backward()
+    assert x.grad.tolist() == [[[1.0, 1.0]] * 3, [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]]

@@ -12,3 +12,9 @@ def reverse_padded(sequences: Tensor, lengths: Tensor) -> Tensor:
     mirrored = lengths[:, None].to(places.device) - 1 - places
     rows = torch.arange(len(sequences), device=places.device)[:, None]
     return sequences[rows, torch.where(mirrored >= 0, mirrored, places)]
+
+
+def zero_padding(sequences: Tensor, lengths: Tensor) -> Tensor:
+    """Replace the vectors [B, N, D] beyond each sequence's length by zeros."""
+    inside = torch.arange(sequences.shape[1], device=sequences.device) < lengths[:, None]
+    return torch.where(inside[..., None], sequences, 0.0)

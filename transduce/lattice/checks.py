@@ -115,6 +115,53 @@ def check_arrow_shapes(
     _check_length_shapes(B, ("num_frames", num_frames), ("num_labels", num_labels))
 
 
+def check_mixture_shapes(
+    transcription: Tensor,
+    prediction: Tensor,
+    outputs: Tensor,
+    num_frames: Tensor,
+    num_outputs: Tensor,
+    num_components: int,
+) -> None:
+    """Raise ValueError unless the arguments of `mixture_loss` fit together."""
+    check_tensors(transcription=transcription, prediction=prediction, outputs=outputs)
+    check_tensors(num_frames=num_frames, num_outputs=num_outputs)
+    if transcription.ndim != 3:
+        raise ValueError(f"transcription must be [B, T, P], not {list(transcription.shape)}")
+    B, T, P = transcription.shape
+    if prediction.ndim != 3 or prediction.shape[0] != B or prediction.shape[2] != P:
+        raise ValueError(
+            f"prediction must be [B, U+1, P] with B = {B} and P = {P} as in transcription, not "
+            f"{list(prediction.shape)}"
+        )
+    columns = prediction.shape[1]
+    if outputs.ndim != 3 or outputs.shape[:2] != (B, columns - 1) or outputs.shape[2] < 1:
+        raise ValueError(
+            f"outputs must be [B, U, D] = [{B}, {columns - 1}, D], because prediction has U+1 = "
+            f"{columns}; it is {list(outputs.shape)}"
+        )
+    M, D = num_components, outputs.shape[2]
+    if M < 1:
+        raise ValueError(f"num_components must be at least 1, not {M}")
+    rest = P - (1 + M) - 2 * M * D
+    if rest < 0 or rest % (1 + M):
+        raise ValueError(
+            f"transcription must have P = (1 + M) (1 + R) + 2 M D = {1 + M} (1 + R) + {2 * M * D} "
+            f"numbers a vector for {M} components over outputs of D = {D}, not {P}"
+        )
+    _check_numbers_type("transcription", transcription, (B, T, columns, P))
+    for name, numbers in (("prediction", prediction), ("outputs", outputs)):
+        if numbers.dtype != transcription.dtype:
+            raise ValueError(
+                f"transcription and {name} must have one type, not {transcription.dtype} and "
+                f"{numbers.dtype}"
+            )
+        _check_device("transcription", transcription, name, numbers)
+    for name, integers in (("num_frames", num_frames), ("num_outputs", num_outputs)):
+        _check_integers(name, integers, "transcription", transcription)
+    _check_length_shapes(B, ("num_frames", num_frames), ("num_outputs", num_outputs))
+
+
 def check_lattice_shapes(log_null: Tensor, log_label: Tensor) -> None:
     """Raise ValueError unless the arrows of one utterance, [T, U+1] and [T, U], fit together."""
     check_tensors(log_null=log_null, log_label=log_label)

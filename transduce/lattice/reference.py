@@ -6,6 +6,7 @@ which the others never do. In code t is the paper's t-1; u is unchanged.
 -inf means an impossible event: its likelihood is zero and its gradient is zero, never NaN.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import product
 
@@ -39,6 +40,52 @@ def lattice_transitions(
 ) -> tuple[Tensor, Tensor]:
     """Return ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] of one utterance's f and g (Eqs. 12-15)."""
     return transitions(output_distribution(transcription, prediction), labels, null=0)
+
+
+def mixture_transitions(
+    transcription: Tensor,
+    prediction: Tensor,
+    outputs: Tensor,
+    num_components: int,
+    smallest_deviation: float,
+) -> tuple[Tensor, Tensor]:
+    """Return ln ∅(t,u) [T, U+1] and ln y(t,u) [T, U] of one utterance with continuous outputs.
+
+    f [T, P] and g [U+1, P] are the parameters of a mixture of M Gaussians over outputs [U, D]:
+    1 + M logits, of which the first is null's, R factors of each, M x D means and M x D
+    log-precisions. docs/derivations.md, section 10.
+    """
+    T, (U, D), M = len(transcription), outputs.shape, num_components
+    R = (transcription.shape[1] - 2 * M * D) // (1 + M) - 1
+    first_mean = (1 + M) * (1 + R)
+    most = -math.log(smallest_deviation)  # of each of the two log-precisions in a sum
+    log_null = transcription.new_zeros(T, U + 1)
+    log_label = transcription.new_zeros(T, U)
+    for t, u in product(range(T), range(U + 1)):
+        f, g = transcription[t], prediction[u]
+        logits = []
+        for k in range(1 + M):
+            factors = slice(1 + M + k * R, 1 + M + (k + 1) * R)
+            logits.append(f[k] + g[k] + f[factors] @ g[factors])
+        null = torch.sigmoid(logits[0])
+        log_null[t, u] = null.log()
+        if u == U:
+            continue
+        weights = torch.softmax(torch.stack(logits[1:]), 0)
+        density = torch.zeros_like(null)
+        for m in range(M):
+            gaussian = weights[m]
+            for d in range(D):
+                mean = first_mean + m * D + d
+                precision = mean + M * D
+                bounded = [most - (1 + (most - x[precision]).exp()).log() for x in (f, g)]
+                deviation = (-(bounded[0] + bounded[1]) / 2).exp()
+                distance = (outputs[u, d] - f[mean] - g[mean]) / deviation
+                root = deviation * math.sqrt(2 * math.pi)
+                gaussian = gaussian * (-0.5 * distance**2).exp() / root
+            density = density + gaussian
+        log_label[t, u] = (1 - null).log() + density.log()
+    return log_null, log_label
 
 
 def forward_variables(log_null: Tensor, log_label: Tensor) -> Tensor:
