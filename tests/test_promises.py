@@ -26,6 +26,8 @@ ORDER = [
     "audio.spectra",
     *(
         "audio.features",
+        "audio.outputs",
+        "audio.inversion",
         "audio.lengths",
         "audio.stream",
         "audio.batched",
