@@ -227,6 +227,40 @@ def test_a_step_uses_the_predicted_memory(set_num_threads):
         assert 0.75 < predicted / float(measured) < 1.25
 
 
+MIXTURES = """
+import json, sys
+sys.path.insert(0, "benchmarks")
+import torch
+from measure import extra_megabytes
+from transduce.architectures import ContinuousTransducer
+from transduce.data.batches import Batch
+torch.set_num_threads(1)
+def step():
+    model.losses(batch).sum().backward()
+    model.zero_grad()
+for (B, T, U), D, options in json.loads(sys.argv[1]):
+    model = ContinuousTransducer(26, D, **options)
+    lengths = torch.full((B,), T), torch.full((B,), U)
+    batch = Batch((), torch.ones(B, T).long(), lengths[0], torch.randn(B, U, D), lengths[1])
+    print(extra_megabytes(step))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads the process's memory from /proc")
+def test_a_step_of_a_mixture_uses_the_predicted_memory(set_num_threads):
+    set_num_threads(1)
+    steps = [
+        ((32, 6, 60), 80, dict(num_components=8, product_rank=8, hidden_size=64)),
+        ((32, 60, 60), 80, dict(num_components=4, product_rank=8, hidden_size=128)),
+        ((8, 200, 200), 2, dict(num_components=16, product_rank=1, hidden_size=8)),
+    ]
+    command = [sys.executable, "-c", MIXTURES, json.dumps(steps)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    for (shape, D, options), measured in zip(steps, done.stdout.split(), strict=True):
+        predicted = predicted_bytes(shape, NetworkSizes(D, **options)) / 1e6
+        assert 0.75 < predicted / float(measured) < 1.25
+
+
 def test_a_gpu_holds_all_lattices_at_once_and_the_cpu_one_per_thread(set_num_threads):
     set_num_threads(1)
     shape, sizes = (64, 1000, 200), NetworkSizes(39)

@@ -1,4 +1,5 @@
-"""The three networks of the paper: the transducer, CTC, and the next-label predictor.
+"""The networks: the paper's transducer, CTC and next-label predictor, and the continuous
+transducer that its last sentence promises.
 
 All have the same methods, so that training, evaluation and the commands work with any of them:
 `losses(batch)` for training, `search(batch, options)` for decoding. An `Ensemble` of transducers
@@ -7,14 +8,14 @@ has them too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from transduce.alphabet import NULL
-from transduce.data.batches import Batch, Example
+from transduce.data.batches import Batch, Example, NetworkSizes
 from transduce.decoding.ctc import ctc_beam_search, ctc_best_path, ctc_prefix_search
 from transduce.decoding.hypothesis import Hypothesis
 from transduce.decoding.options import SearchOptions
@@ -23,7 +24,9 @@ from transduce.kernels.backends import Backend
 from transduce.lattice.consistency import lattice_symmetric_kl, symmetric_kl
 from transduce.lattice.distillation import distillation_losses
 from transduce.lattice.loss import transducer_loss
+from transduce.lattice.mixtures import mixture_loss, num_parameters
 from transduce.networks import PredictionNetwork, TranscriptionNetwork, check_lookahead
+from transduce.sequences import zero_padding
 from transduce.settings import check_at_least, check_at_most
 
 Hypotheses = tuple[Hypothesis, ...]  # of one input, best first
@@ -35,6 +38,7 @@ class SequenceNetwork(Protocol):
     kind: str  # its name in tables and messages
     reads_input: bool  # whether it has a source: the next-label predictor has none
     has_timings: bool  # whether its hypotheses can have timings
+    has_labels: bool  # whether its outputs are labels: the continuous transducer's are vectors
 
     def losses(self, batch: Batch) -> Tensor:
         """Return -ln Pr(y|x) of each sequence in nats, [B]; NaN where the network gives NaN."""
@@ -55,9 +59,9 @@ Outputs = tuple[Tensor, ...]  # of a network for a batch, and the labels and len
 
 
 class _Trainable(nn.Module):
-    """The base class of the three networks."""
+    """The base class of the networks."""
 
-    reads_input, has_timings = True, False
+    reads_input, has_timings, has_labels = True, False, True
 
     def losses(self, batch: Batch, outputs: Outputs | None = None) -> Tensor:
         """Return -ln Pr(y|x) of each sequence in nats, [B]; NaN where the network gives NaN.
@@ -285,6 +289,90 @@ class NextLabelPredictor(_Trainable, PredictionNetwork):
         return symmetric_kl(*outputs)
 
 
+class ContinuousTransducer(_Trainable):
+    """A transducer whose outputs are vectors, by a mixture of Gaussians at each node.
+
+    transcription, num_vectors = model.transcription_network(frames, num_frames)
+    prediction = model.prediction_network(outputs)
+    loss = mixture_loss(
+        transcription, prediction, outputs, num_vectors, num_outputs, num_components=4
+    )
+
+    The prediction network reads the outputs before; in training, with Gaussian noise of the
+    deviation `feedback_noise` on each number, because it will read its own outputs in generation,
+    which are not exact. Outputs should have mean 0 and deviation 1 over the training set. Only
+    inputs have embeddings.
+    """
+
+    kind, has_labels = "continuous", False
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,  # D, the numbers of an output
+        hidden_size: int = 128,
+        num_layers: int = 1,
+        bidirectional: bool = True,
+        dropout: float = 0.0,
+        pooling: int = 1,
+        prediction_size: int | None = None,
+        prediction_layers: int = 1,
+        embedding_size: int = 0,
+        lookahead: int = 0,
+        num_components: int = 4,
+        product_rank: int = 8,
+        feedback_noise: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.output_size, self.num_components = output_size, num_components
+        self.feedback_noise = feedback_noise
+        size = num_parameters(num_components, product_rank, output_size)
+        self.transcription_network = TranscriptionNetwork(
+            *(input_size, size - 1, hidden_size, num_layers, bidirectional, dropout, pooling),
+            *(embedding_size, lookahead),
+        )
+        self.prediction_network = PredictionNetwork(
+            *(output_size, prediction_size or hidden_size, prediction_layers, dropout),
+            num_outputs=size,
+        )
+
+    def forward(
+        self, frames: Tensor, num_frames: Tensor, outputs: Tensor, *, backend: Backend = "auto"
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return f [B, T, P], g [B, U+1, P] of outputs [B, U, D] and the numbers of vectors [B]."""
+        transcription, num_vectors = self.transcription_network(frames, num_frames, backend=backend)
+        return transcription, self.prediction_network(outputs, backend=backend), num_vectors
+
+    def losses(self, batch: Batch, outputs: Outputs | None = None) -> Tensor:
+        """Return -ln of the density of each sequence in nats, [B]; negative above density 1."""
+        lattice = outputs or self._outputs(batch)
+        losses = _losses_if_not_finite(lattice)
+        if losses is not None:
+            return losses
+        return mixture_loss(*lattice, num_components=self.num_components)
+
+    def search(
+        self, batch: Batch, options: SearchOptions, *, backend: Backend = "auto"
+    ) -> list[Hypotheses]:
+        """Raise ValueError: the outputs are vectors, which `decoding.generation` generates."""
+        raise ValueError(
+            "a continuous transducer outputs vectors, not labels; generate them with `speak`"
+        )
+
+    def _outputs(self, batch: Batch) -> Outputs:
+        """Return f, g, and the rest of the arguments of `mixture_loss`."""
+        before = zero_padding(batch.labels, batch.num_labels)
+        if self.training and self.feedback_noise:
+            before = before + self.feedback_noise * torch.randn_like(before)
+        f, g, num_vectors = self(batch.frames, batch.num_frames, before)
+        return f, g, batch.labels, num_vectors, batch.num_labels
+
+    def _divergence(self, outputs: Outputs) -> Tensor:
+        raise ValueError(
+            "a continuous transducer has no consistency loss; set train.consistency to 0"
+        )
+
+
 def _losses_if_not_finite(lattice: Outputs) -> Tensor | None:
     """Return NaN for the items whose f or g is not finite and 0 for the rest, if there are any.
 
@@ -301,6 +389,9 @@ def _finite(vectors: Tensor) -> Tensor:
     return vectors.detach().isfinite().flatten(1).all(1)
 
 
+AnyNetwork = Transducer | CTC | NextLabelPredictor | ContinuousTransducer
+
+
 # --- Which network, and how large ---------------------------------------------------------------
 
 
@@ -308,7 +399,8 @@ def _finite(vectors: Tensor) -> Tensor:
 class NetworkConfig:
     """The kind and the sizes of a network. The defaults are the paper's."""
 
-    network: Literal["transducer", "ctc", "prediction"] = "transducer"
+    # continuous: from text to the frames of sound, pairs being read the other way round
+    network: Literal["transducer", "ctc", "prediction", "continuous"] = "transducer"
     hidden_size: int = 128  # of the transcription network, in each direction
     num_layers: int = 1  # of the transcription network
     bidirectional: bool = True
@@ -319,13 +411,18 @@ class NetworkConfig:
     embedding_size: int = 0  # of inputs and labels; 0: one-hot vectors
     backwards: bool = False  # whether a transducer takes every sequence from its end
     lookahead: int = 0  # frames to the right that each input frame is stacked with
+    num_components: int = 4  # Gaussians in the mixture of a continuous transducer
+    product_rank: int = 8  # numbers of f and g whose products are added to each logit; 0: the sum
+    # Deviation of the noise that its prediction network gets on the outputs before, in training
+    feedback_noise: float = 0.0
 
     def __post_init__(self) -> None:
         sizes = ("hidden_size", "num_layers", "pooling", "prediction_size", "prediction_layers")
-        check_at_least(self, 1, *sizes)
-        check_at_least(self, 0, "embedding_size", "lookahead")
+        check_at_least(self, 1, *sizes, "num_components")
+        check_at_least(self, 0, "embedding_size", "lookahead", "product_rank", "feedback_noise")
         check_at_most(self, 1_000_000, "hidden_size", "prediction_size", "embedding_size")
         check_at_most(self, 1000, "num_layers", "prediction_layers", "pooling", "lookahead")
+        check_at_most(self, 1000, "num_components", "product_rank")
         check_lookahead(self.lookahead, self.bidirectional)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
@@ -337,19 +434,32 @@ class NetworkConfig:
             )
 
 
-def build_network(
-    config: NetworkConfig, input_size: int, num_labels: int
-) -> Transducer | CTC | NextLabelPredictor:
-    """Build the network of a configuration; draw its weights uniformly from [-0.1, 0.1]."""
+def build_network(config: NetworkConfig, input_size: int, output_size: int) -> AnyNetwork:
+    """Build the network of a configuration; draw its weights uniformly from [-0.1, 0.1].
+
+    The output size is the number of labels, or of the numbers of a continuous output.
+    """
     prediction = (config.prediction_size, config.prediction_layers)
     embedded = config.embedding_size
     if config.network == "prediction":
-        return NextLabelPredictor(num_labels, *prediction, config.dropout, False, embedded)
+        return NextLabelPredictor(output_size, *prediction, config.dropout, False, embedded)
     transcription = (config.hidden_size, config.num_layers, config.bidirectional)
     regularised = (config.dropout, config.pooling)
     if config.network == "ctc":
         return CTC(
-            *(input_size, num_labels, *transcription, *regularised, embedded), config.lookahead
+            *(input_size, output_size, *transcription, *regularised, embedded), config.lookahead
         )
     sizes = (*transcription, *regularised, *prediction, embedded)
-    return Transducer(input_size, num_labels, *sizes, config.backwards, config.lookahead)
+    if config.network == "continuous":
+        mixture = (config.num_components, config.product_rank, config.feedback_noise)
+        return ContinuousTransducer(input_size, output_size, *sizes, config.lookahead, *mixture)
+    return Transducer(input_size, output_size, *sizes, config.backwards, config.lookahead)
+
+
+def network_sizes(config: NetworkConfig, input_size: int, output_size: int) -> NetworkSizes:
+    """Return the sizes of a configuration's network that determine the memory of a step."""
+    others = ("network", "backwards", "feedback_noise")
+    settings = {name: value for name, value in asdict(config).items() if name not in others}
+    if config.network != "continuous":
+        settings["num_components"] = 0
+    return NetworkSizes(num_labels=output_size, input_size=input_size, **settings)

@@ -18,6 +18,8 @@ class PredictionNetwork(nn.Module):
     A label is a one-hot vector and null the vector of zeros, so the input layer has num_labels
     units. The output layer has one more, for null. With `with_null=False` it has none for null:
     this is the next-label predictor of the paper's experiments, whose output k is label k+1.
+    Continuous outputs are vectors of `num_labels` numbers in the place of the one-hot ones, and
+    `num_outputs` is the size of g.
     """
 
     def __init__(
@@ -28,19 +30,20 @@ class PredictionNetwork(nn.Module):
         dropout: float = 0.0,
         with_null: bool = True,
         embedding_size: int = 0,
+        num_outputs: int | None = None,
     ) -> None:
         super().__init__()
         self.num_labels, self.with_null, self.dropout = num_labels, with_null, dropout
         self.lstm = PeepholeLSTM(
             num_labels, hidden_size, num_layers, False, dropout, embedding_size
         )
-        self.output = _output_layer(hidden_size, num_labels + with_null)
+        self.output = _output_layer(hidden_size, num_outputs or num_labels + with_null)
 
     def forward(self, labels: Tensor, *, backend: Backend = "auto") -> Tensor:
         """Return g [B, U+1, K+1] of the labels y [B, U], with null prepended.
 
         Padding may be null or any negative number; it affects only the vectors after it. y may
-        also be one-hot vectors [B, U, K].
+        also be vectors [B, U, K], one-hot or not.
         """
         check_tensors(labels=labels)
         if labels.is_floating_point() and labels.ndim == 3:
@@ -63,9 +66,9 @@ class PredictionNetwork(nn.Module):
     def step(
         self, labels: Tensor, state: Tensor | tuple[Tensor, ...], *, backend: Backend = "auto"
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return g [N, K+1] after one more label each [N], and the new state.
+        """Return g [N, K+1] after one more label each [N], or vector [N, K], and the new state.
 
-        The first step takes null and the state that `start` returns.
+        The first step takes null, or zeros, and the state that `start` returns.
         """
         h, s = (part.transpose(0, 1).contiguous() for part in state)
         hidden, after = self.lstm(labels[:, None], state=(h, s), backend=backend)

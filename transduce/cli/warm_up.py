@@ -14,13 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transduce.alignment.detours import Detour, LabelPath
 from transduce.alignment.phone_hmm import shipped_hmm
 from transduce.alphabet import Alphabet
-from transduce.architectures import (
-    CTC,
-    NetworkConfig,
-    NextLabelPredictor,
-    Transducer,
-    build_network,
-)
+from transduce.architectures import AnyNetwork, NetworkConfig, Transducer, build_network
 from transduce.audio.features import FeatureSettings, Statistics
 from transduce.cli.terminal import user_errors
 from transduce.data.batches import Batch
@@ -86,7 +80,7 @@ def _batch(of_text: bool) -> Batch:
     return Batch((), frames, torch.tensor([5, 4]), labels, torch.tensor([3, 2]))
 
 
-def _networks() -> Iterator[tuple[Transducer | CTC | NextLabelPredictor, Batch]]:
+def _networks() -> Iterator[tuple[AnyNetwork, Batch]]:
     """Yield a network of every kind that commands train, with a batch."""
     sizes = {"hidden_size": SIZE, "prediction_size": SIZE, "num_layers": 2, "prediction_layers": 2}
     for kind in ("transducer", "ctc", "prediction"):

@@ -23,7 +23,7 @@ class Example:
 
     pair: Pair
     frames: Tensor  # [T, D]; for text, ids [T]
-    labels: Tensor  # [U], ids
+    labels: Tensor  # [U], ids; for a network that speaks, outputs [U, D]
     recording: Recording | None = None  # the sound that the frames were computed from
 
     @property
@@ -46,7 +46,7 @@ class Batch:
     pairs: tuple[Pair, ...]
     frames: Tensor  # [B, T, D]; for text, ids [B, T]
     num_frames: Tensor  # [B]
-    labels: Tensor  # [B, U]
+    labels: Tensor  # [B, U]; for a network that speaks, outputs [B, U, D]
     num_labels: Tensor  # [B]
     # Of distillation, [B, U+1, K+1]: the distribution of what follows the first u labels, in the
     # order in which the network reads them; null is the end.
@@ -258,6 +258,8 @@ class NetworkSizes:
     embedding_size: int = 0
     lookahead: int = 0
     input_size: int = 0  # only a lookahead needs it
+    num_components: int = 0  # of a mixture over outputs of num_labels numbers; 0: labels
+    product_rank: int = 0  # of the same
 
 
 # The lattice has four float64 and two float32 arrays on the CPU, two and five on a GPU.
@@ -265,6 +267,10 @@ BYTES_PER_CELL = 40
 # Distillation has two more float32 arrays on the CPU; on a GPU autograd keeps eleven float64 ones,
 # and the backward pass takes five.
 DISTILLED_BYTES_PER_CELL = {"cpu": 48, "cuda": 128}
+# A mixture of Gaussians keeps float64 tensors for autograd: some thirteen of the numbers of all
+# means, in f and in g; seven of the logits of a node; and 25 of a number for each node. There is
+# none of the means at each node.
+MIXTURE_BYTES_PER_MEAN, MIXTURE_BYTES_PER_LOGIT, MIXTURE_BYTES_PER_CELL = 106, 56, 200
 
 
 def predicted_bytes(
@@ -280,7 +286,7 @@ def predicted_bytes(
     """
     B, T, U = shape
     directions = 2 if sizes.bidirectional else 1
-    width, outputs = directions * sizes.hidden_size, sizes.num_labels + 1
+    width, outputs = directions * sizes.hidden_size, _num_outputs(sizes)
     pooled = -(-T // sizes.pooling)
     upper = sizes.num_layers - 1
     saved = 6 * width * (T + upper * pooled)  # four gates, the state, the output
@@ -300,4 +306,17 @@ def predicted_bytes(
     lattices = min(B, torch.get_num_threads()) if device == "cpu" else B
     cells = lattices * (pooled + U + 1) * (U + 1)
     per_cell = DISTILLED_BYTES_PER_CELL[device] if distilled else BYTES_PER_CELL
-    return 4 * B * (saved + passing + vectors) + per_cell * cells
+    mixture = 0
+    if sizes.num_components:
+        means = sizes.num_components * sizes.num_labels * (pooled + U + 1)
+        at_node = MIXTURE_BYTES_PER_LOGIT * (1 + sizes.num_components) + MIXTURE_BYTES_PER_CELL
+        mixture = B * (MIXTURE_BYTES_PER_MEAN * means + at_node * pooled * (U + 1))
+    return 4 * B * (saved + passing + vectors) + per_cell * cells + mixture
+
+
+def _num_outputs(sizes: NetworkSizes) -> int:
+    """Return the length of f_t and g_u."""
+    if not sizes.num_components:
+        return sizes.num_labels + 1
+    M = sizes.num_components
+    return (1 + M) * (1 + sizes.product_rank) + 2 * M * sizes.num_labels

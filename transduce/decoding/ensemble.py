@@ -51,7 +51,7 @@ class Ensemble(nn.Module):
     backward models rescore each other's N-best lists.
     """
 
-    kind, reads_input, has_timings = "transducer", True, True
+    kind, reads_input, has_timings, has_labels = "transducer", True, True, True
 
     def __init__(self, members: Sequence[TransducerModel]) -> None:
         super().__init__()

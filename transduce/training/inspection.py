@@ -6,14 +6,15 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from transduce.architectures import network_sizes
 from transduce.audio.cache import read_ahead, read_features
 from transduce.audio.sound import Header, read_sound_header
-from transduce.data.batches import Batches, Example, NetworkSizes, predicted_bytes
+from transduce.data.batches import Batches, Example, predicted_bytes
 from transduce.data.kinds import read_pairs, recognise
 from transduce.data.manifest import read_tsv
 from transduce.data.pairs import Audio, DataError, Frames, Notation, Origin, Pair, Symbols, skipping
@@ -197,11 +198,7 @@ def _largest_step(found: Inspection, recipe: Recipe) -> Step | None:
         max_sequences=train.max_sequences,
         pooling=network.pooling,
     )
-    sizes = NetworkSizes(
-        num_labels=len(found.symbols),
-        input_size=recipe.data.features.size,
-        **{k: v for k, v in asdict(network).items() if k not in ("network", "backwards")},
-    )
+    sizes = network_sizes(network, recipe.data.features.size, len(found.symbols))
     copies = 2 if train.consistency else 1
     shapes = {batches.shape(ids) for ids in batches.epoch(0)}
     steps = [
