@@ -46,11 +46,15 @@ from transduce import (
     search,
     transducer_loss,
 )
+from transduce.architectures import ContinuousTransducer
+from transduce.data.batches import Batch as TrainingBatch
 from transduce.decoding import utterances
+from transduce.decoding.generation import GenerationOptions, generate
 from transduce.kernels.nvrtc import full_float32_matmul
 from transduce.lattice.consistency import lattice_symmetric_kl
 from transduce.lattice.distillation import distillation_losses
 from transduce.lattice.loss import lattice_loss
+from transduce.lattice.mixtures import mixture_loss, num_parameters
 from transduce.lattice.operators import additive_loss, arrow_loss, joint_loss
 from transduce.lstm.operators import lstm_layer
 
@@ -339,6 +343,56 @@ def test_an_arrow_that_is_no_number_makes_its_items_loss_nan(value):
     broken = arrows._replace(log_label=changed(arrows.log_label, 2, 1, 3, value))
     loss, *_ = loss_and_gradients(lattice_loss, broken, "cuda")
     assert loss.isnan().tolist() == [False, False, True, False, False]
+
+
+# --- Continuous outputs -------------------------------------------------------------------------
+
+
+def mixture_batch(dtype):
+    """Return f, g, outputs and lengths of a mixture of three Gaussians of five numbers."""
+    draw = torch.Generator().manual_seed(0)
+    num_frames, num_outputs, _ = RAGGED
+    B, T, U, P = len(num_frames), max(num_frames), max(num_outputs), num_parameters(3, 2, 5)
+    shapes = [(B, T, P), (B, U + 1, P), (B, U, 5)]
+    vectors = [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
+    return [*(x.to(dtype) for x in vectors), *map(torch.tensor, (num_frames, num_outputs))]
+
+
+def test_the_mixture_loss_is_that_of_the_cpu():
+    options = {"num_components": 3}
+    exact = loss_and_gradients(mixture_loss, mixture_batch(torch.float64), **options)
+    found = loss_and_gradients(mixture_loss, mixture_batch(torch.float64), "cuda", **options)
+    assert_close(found, exact, rtol=1e-10, atol=1e-10)
+    for ours, theirs in zip(
+        loss_and_gradients(mixture_loss, mixture_batch(torch.float32), "cuda", **options),
+        exact,
+        strict=True,
+    ):
+        assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5 * float(theirs.abs().max()))
+
+
+def test_a_continuous_transducer_trains_and_generates_as_on_the_cpu():
+    torch.manual_seed(0)
+    network = ContinuousTransducer(7, 4, 16, prediction_size=16, num_components=2, product_rank=3)
+    ids, outputs = torch.randint(1, 8, (3, 5)), torch.randn(3, 9, 4)
+    batch = TrainingBatch((), ids, torch.tensor([5, 2, 3]), outputs, torch.tensor([9, 0, 4]))
+    found = []
+    for device in ("cpu", "cuda"):
+        network.to(device).zero_grad()
+        losses = network.losses(batch.to(device))
+        losses.sum().backward()
+        gradients = [weights.grad.cpu() for weights in network.parameters()]
+        here = batch.to(device)
+        generated = generate(network, here.frames, here.num_frames)
+        found.append([losses.detach().cpu(), *gradients, *(one.outputs for one in generated)])
+        assert all(len(one.outputs) for one in generated)
+    assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    drawn = [
+        generate(network, here.frames, here.num_frames, GenerationOptions(1.0, seed=3))
+        for _ in "ab"
+    ]
+    for one, other in zip(*drawn, strict=True):
+        assert torch.equal(one.outputs, other.outputs)
 
 
 # --- Operators ----------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ ORDER = [
     *("decoding.cpu.trie", "decoding.cpu.heaps", "decoding.cpu.beam", "decoding.cpu.greedy"),
     *("decoding.cpu", "decoding.trie", "decoding.eager", "decoding.utterances", "decoding.cuda"),
     *("decoding.search", "decoding.stream", "decoding.steps", "decoding.ctc", "decoding.ensemble"),
-    "decoding",
+    *("decoding.generation", "decoding"),
     *("evaluation", "architectures"),
     *("model.signature", "model.tensors", "model.checkpoint", "model.formats"),
     *(
