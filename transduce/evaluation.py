@@ -77,9 +77,10 @@ class ErrorRate:
 class Evaluation:
     """The results of one network: a row of the paper's Table 1."""
 
-    network: str  # transducer, CTC or prediction
+    network: str  # transducer, CTC, prediction or continuous
     bits_per_label: float  # the log-loss
-    error: float  # the error rate; for a prediction network, the misclassification rate
+    # The error rate; for a prediction network, the misclassification rate; NaN for a continuous one
+    error: float
     detail: ErrorRate | None = None  # None for a prediction network
     epochs: int | None = None  # of training, where known
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -23,7 +24,7 @@ def results_table(
             row.network,
             "" if row.epochs is None else str(row.epochs),
             f"{row.bits_per_label:.2f}",
-            f"{100 * row.error:.1f} %",
+            "" if math.isnan(row.error) else f"{100 * row.error:.1f} %",
             f"{theirs.epochs}, {theirs.bits_per_label}, {100 * theirs.error:.1f} %"
             if theirs
             else "",

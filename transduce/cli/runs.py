@@ -66,7 +66,7 @@ def test_pairs(
     Say what format the path has.
     """
     if data is not None:
-        is_sound = model.signature.source_notation is None
+        is_sound = _has_sounds(model.signature)
         if is_sound and _kind_of(data, model.signature) is None:
             raise ValueError(
                 f"{data} must be a manifest (.jsonl), or sounds with targets in another format, "
@@ -95,10 +95,13 @@ def test_pairs(
 
 def _check_targets(pairs: Sequence[Pair], file: Path, signature: Signature) -> None:
     """Raise a DataError if no pair has a target of symbols that the model knows."""
-    known = set(signature.targets.symbols)
+    alphabet = signature.targets
+    if signature.outputs is not None and signature.sources is not None:
+        alphabet = signature.sources  # a network that speaks reads the targets
+    known = set(alphabet.symbols)
     if any(known.issuperset(pair.target) for pair in pairs):
         return
-    remedy = f"give targets of its symbols, such as {signature.targets.symbols[0]!r}"
+    remedy = f"give targets of its symbols, such as {alphabet.symbols[0]!r}"
     if _kind_of(file, signature) is not None:
         remedy = f"choose the field with --target: {', '.join(target_fields(file))}"
     unknown = next(symbol for symbol in pairs[0].target if symbol not in known)
@@ -120,9 +123,14 @@ def read_pairs(
 
 def _kind_of(path: Path, signature: Signature) -> Kind | None:
     """Return the format of sounds with targets; a model of text takes manifests alone."""
-    if signature.source_notation is not None:
+    if not _has_sounds(signature):
         return Kind.MANIFEST if path.suffix == ".jsonl" else None
     return recognise(path)
+
+
+def _has_sounds(signature: Signature) -> bool:
+    """Return whether the pairs of a model have sound, which it reads or says."""
+    return signature.source_notation is None or signature.outputs is not None
 
 
 def own_pairs(run: Path) -> Sequence[Pair]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.alphabet import Alphabet
-from transduce.architectures import CTC, Transducer
+from transduce.architectures import CTC, ContinuousTransducer, Transducer
 from transduce.audio.features import FeatureSettings
 from transduce.decoding.ensemble import Ensemble
 from transduce.files import write_folder_by_rename
@@ -48,6 +48,10 @@ def check_exportable(model: TrainedModel) -> None:
     network = model.network
     if isinstance(network, Ensemble):
         raise ValueError("an ensemble has no ONNX export; export one of its members")
+    if isinstance(network, ContinuousTransducer):
+        raise ValueError(
+            "a continuous transducer has no ONNX export; run it with this package, by `speak`"
+        )
     if not isinstance(network, Transducer | CTC):
         raise ValueError("a prediction network alone has no ONNX export; export a transducer")
     if model.config.backwards:

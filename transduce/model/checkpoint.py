@@ -16,14 +16,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from transduce.alphabet import Alphabet
-from transduce.architectures import (
-    CTC,
-    NetworkConfig,
-    NextLabelPredictor,
-    Transducer,
-    build_network,
-)
+from transduce.architectures import AnyNetwork, NetworkConfig, Transducer, build_network
 from transduce.audio.features import FeatureSettings, Statistics
+from transduce.audio.outputs import FrameOutputs
 from transduce.data.pairs import Notation
 from transduce.decoding.ensemble import Ensemble
 from transduce.model.signature import Signature
@@ -40,7 +35,7 @@ from transduce.model.tensors import (
 from transduce.settings import replace_settings
 
 MODEL_FILE, CONFIG_FILE = "model.safetensors", "config.toml"  # in the folder of a run
-Network = Transducer | CTC | NextLabelPredictor | Ensemble
+Network = AnyNetwork | Ensemble
 
 
 @dataclass(frozen=True)
@@ -84,9 +79,11 @@ def save_model(model: TrainedModel, path: Path, dtype: torch.dtype | None = None
             for name, weights in tensors.items()
             for key, tensor in quantise(name, weights, dtype).items()
         }
-    if signature.statistics is not None:
-        tensors["statistics.mean"] = signature.statistics.mean
-        tensors["statistics.deviation"] = signature.statistics.deviation
+    outputs = signature.outputs
+    statistics = signature.statistics if outputs is None else outputs.statistics
+    if statistics is not None:
+        tensors["statistics.mean"] = statistics.mean
+        tensors["statistics.deviation"] = statistics.deviation
     header = {
         "network": asdict(model.config),
         "standing": asdict(model.status),  # the key in the files that ship
@@ -96,6 +93,8 @@ def save_model(model: TrainedModel, path: Path, dtype: torch.dtype | None = None
         "source_notation": signature.source_notation and asdict(signature.source_notation),
         "features": signature.features and asdict(signature.features),
     }
+    if outputs is not None:
+        header["outputs"] = {"features": asdict(outputs.features), "stacking": outputs.stacking}
     write_tensors(path / MODEL_FILE if path.is_dir() else path, tensors, header, "a model")
 
 
@@ -109,11 +108,12 @@ def load_model(path: Path) -> TrainedModel:
         # The weights of an outline have shapes but no memory. To draw numbers for them would import
         # a second's worth of PyTorch.
         with torch.device("meta"), _SkipInitialisation():
-            outline = build_network(config, _input_size(header, shapes), len(header["targets"]))
+            sizes = _input_size(header, shapes), _output_size(header, shapes)
+            outline = build_network(config, *sizes)
         _check_shapes(outline, shapes)
         tensors, _ = read_tensors(path, "a model")
         signature = _signature(header, tensors)
-        network = build_network(config, signature.input_size, len(signature.targets))
+        network = build_network(config, signature.input_size, signature.output_size)
         status = replace_settings(TrainingStatus(), header["standing"])
         load_network_tensors(network, tensors)
     except CheckpointError:
@@ -167,14 +167,27 @@ def _input_size(header: Mapping[str, Any], shapes: Mapping[str, Shape]) -> int:
     """Return the input size of a file's network; raise ValueError if its statistics do not fit."""
     if header["sources"] is not None:
         return len(header["sources"])
+    return _frame_size(header["features"], shapes)
+
+
+def _output_size(header: Mapping[str, Any], shapes: Mapping[str, Shape]) -> int:
+    """Return the number of labels of a file's network, or the numbers in its outputs."""
+    outputs = header.get("outputs")
+    if outputs is None:
+        return len(header["targets"])
+    return int(outputs["stacking"]) * _frame_size(outputs["features"], shapes)
+
+
+def _frame_size(settings: Mapping[str, Any] | None, shapes: Mapping[str, Shape]) -> int:
+    """Return the numbers in a frame; raise ValueError if the statistics do not fit."""
     mean, deviation = (shapes.get(f"statistics.{name}", (0,)) for name in ("mean", "deviation"))
     if len(mean) != 1 or mean != deviation:
         raise ValueError(
             f"statistics.mean has the shape {list(mean)} and statistics.deviation "
             f"{list(deviation)}, which must be the same, [D]"
         )
-    if mean[0] and header["features"] is not None:
-        features = replace_settings(FeatureSettings(), header["features"])
+    if mean[0] and settings is not None:
+        features = replace_settings(FeatureSettings(), settings)
         if features.size != mean[0]:
             raise ValueError(
                 f"its header has features of {features.size} numbers, but statistics.mean has "
@@ -212,9 +225,12 @@ def _signature(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sign
     if header["features"] is not None:
         optional["features"] = replace_settings(FeatureSettings(), header["features"])
     if "statistics.mean" in tensors:
-        optional["statistics"] = Statistics(
-            tensors["statistics.mean"], tensors["statistics.deviation"]
-        )
+        statistics = Statistics(tensors["statistics.mean"], tensors["statistics.deviation"])
+        if (outputs := header.get("outputs")) is None:
+            optional["statistics"] = statistics
+        else:
+            features = replace_settings(FeatureSettings(), outputs["features"])
+            optional["outputs"] = FrameOutputs(features, statistics, outputs["stacking"])
     return Signature(Alphabet(header["targets"]), Notation(**header["target_notation"]), **optional)
 
 

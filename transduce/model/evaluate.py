@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,8 @@ def evaluate(
 
     Refuse sounds of another rate or with several channels, as training does, unless `convert`.
     Outputs and targets are compared as symbols, so a target may have symbols that the network does
-    not know. The log-loss is over the pairs whose targets the network knows and can align.
+    not know. The log-loss is over the pairs whose targets the network knows and can align. The
+    outputs of a continuous transducer have no error rate; its bits are those of an output.
     """
     model = Model.of(model)
     name, epochs = model.network.kind, model.status.epoch or None
@@ -50,6 +52,14 @@ def evaluate(
         labelled = model.signature.examples(pairs, skipped=unseen)
         error = _misclassification_rate(model, labelled)
         return Evaluation(name, bits_per_label(*_nats(model, labelled)), error, epochs=epochs)
+    if not model.network.has_labels:
+        labelled = model.signature.examples(
+            pairs, unknown="refuse", convert=convert, skipped=skipped
+        )
+        check_some_left(labelled, skipped)
+        done(len(labelled))
+        bits = bits_per_label(*_nats(model, labelled))
+        return Evaluation(name, bits, math.nan, epochs=epochs)
     targets, nats, num_labels = model.signature.targets, 0.0, 0
     outputs: list[list[str]] = []
     references: list[tuple[Symbols, ...]] = []

@@ -19,6 +19,7 @@ from transduce.alphabet import Alphabet
 from transduce.audio.batched import frames_of_sounds
 from transduce.audio.cache import FrameReader, loudest, not_finite
 from transduce.audio.features import Features, FeatureSettings, Statistics
+from transduce.audio.outputs import FrameOutputs
 from transduce.audio.sound import LongSound
 from transduce.audio.windows import BLOCK, Window, sample_windows, sound_blocks, sound_windows
 from transduce.data.batches import Example
@@ -111,15 +112,17 @@ class Signature:
     """The meaning of a network's inputs and outputs, which its weights depend on.
 
     A network with `sources` reads text; one with `statistics` reads sound or frames; a prediction
-    network has neither.
+    network has neither. A network with `outputs` speaks: it reads the target of a pair of sound and
+    text, and its outputs are the frames of the sound.
     """
 
-    targets: Alphabet
+    targets: Alphabet  # empty if the outputs are frames
     target_notation: Notation  # splits a written target into symbols
     sources: Alphabet | None = None
     source_notation: Notation | None = None  # splits a line of text into symbols
     features: FeatureSettings | None = None  # of sound; None: frames computed elsewhere
     statistics: Statistics | None = None  # of the training set's frames
+    outputs: FrameOutputs | None = None  # of a network that speaks
 
     @property
     def input_size(self) -> int:
@@ -127,6 +130,11 @@ class Signature:
         if self.sources is not None:
             return len(self.sources)
         return 0 if self.statistics is None else len(self.statistics.mean)
+
+    @property
+    def output_size(self) -> int:
+        """Return the number of labels, or the numbers in an output of a network that speaks."""
+        return len(self.targets) if self.outputs is None else self.outputs.size
 
     # --- Inputs ---
 
@@ -164,6 +172,9 @@ class Signature:
         if isinstance(source, np.ndarray | Tensor):
             frames, source = self._frames_of(float_numbers(source)), ()
         pair = source if isinstance(source, Pair) else self._pair(source, name)
+        if self.outputs is not None:
+            labels = self._outputs_of(pair, frames) if with_labels else NO_LABELS
+            return Example(pair, self._ids_of(pair, unknown), labels)
         labels = self._labels(pair) if with_labels else NO_LABELS
         if self.sources is not None:
             return Example(pair, self._ids_of(pair, unknown), labels)
@@ -230,14 +241,24 @@ class Signature:
                 examples.append(not_finite(sound, pair.origin))
         return examples
 
+    def _outputs_of(self, pair: Pair, frames: Tensor | None) -> Tensor:
+        """Return the outputs [U, D] of a pair's sound, or of its frames if they are there."""
+        assert self.outputs is not None
+        if frames is None:
+            frames = frame_reader(self.outputs.features)(pair)
+        if frames.shape[1] != self.outputs.features.size:
+            raise self._wrong_size(pair, frames.shape[1])
+        return self.outputs.of_frames(frames)
+
     def _labels(self, pair: Pair) -> Tensor:
         """Return the labels [U] of a pair's target."""
         return torch.tensor(encode(pair, pair.target, self.targets), dtype=torch.int64)
 
     def _wrong_size(self, pair: Pair, size: int) -> DataError:
         """Return, without raising it, the error of frames of another size than the model's."""
+        expected = self.input_size if self.outputs is None else self.outputs.features.size
         return pair.origin.error(
-            f"there are {size} numbers a frame where the model was trained on {self.input_size}; "
+            f"there are {size} numbers a frame where the model was trained on {expected}; "
             "compute them with its settings"
         )
 
@@ -286,7 +307,11 @@ class Signature:
         Raise a DataError for a bad pair, or append it to `skipped` and leave the pair out.
         """
         read: Iterable[tuple[Pair, Tensor | None]] = ((pair, None) for pair in pairs)
-        if self.statistics is not None:
+        if self.outputs is not None and with_labels:
+            settings = self.outputs.features
+            reader = FrameReader(settings, cache, convert=convert)
+            read = reader.read_all(pairs, skipped, size=settings.size)
+        elif self.statistics is not None:
             reader = FrameReader(self.features, cache, convert=convert)
             read = reader.read_all(pairs, skipped, size=self.input_size)
         examples = []
@@ -387,7 +412,8 @@ class Signature:
     def _ids_of(self, pair: Pair, unknown: Unknown) -> Tensor:
         """Return the ids [T] of a pair's source symbols."""
         assert self.sources is not None
-        symbols = source_symbols(pair)
+        is_said = self.outputs is not None and not isinstance(pair.source, tuple)
+        symbols = pair.target if is_said else source_symbols(pair)
         if not symbols:
             problem = "the source is empty; write it, or leave the line out"
             raise EmptyInput(f"{pair.origin}: {problem}")
@@ -461,4 +487,5 @@ class Signature:
             "features": self.features,
             "statistics of frames": statistics
             and (statistics.mean.tolist(), statistics.deviation.tolist()),
+            "outputs": self.outputs and (self.outputs.features, self.outputs.stacking),
         }

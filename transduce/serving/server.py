@@ -43,6 +43,10 @@ def load_models(models: Collection[str]) -> dict[str, Model]:
         if name in loaded:
             raise ValueError(f"two models are called {name}; give one as NAME={path}")
         loaded[name] = load(path)
+        if not loaded[name].network.has_labels:
+            raise ValueError(
+                f"{name} is a continuous transducer, and the API has no speech; use transduce speak"
+            )
     return loaded
 
 

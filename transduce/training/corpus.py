@@ -12,9 +12,11 @@ from typing import Literal
 
 import numpy as np
 
+from transduce.alphabet import Alphabet
 from transduce.audio.cache import FrameReader, read_features
 from transduce.audio.features import FeatureSettings, Statistics
 from transduce.audio.lengths import num_frames_of
+from transduce.audio.outputs import FrameOutputs
 from transduce.data.batches import Example, UnreadExamples
 from transduce.data.dictionaries import (
     LETTERS,
@@ -79,11 +81,14 @@ class DataConfig:
     language: str = ""  # of sigmorphon, such as kor; all: train on all languages together
     num_phones: PhoneSet = 39  # of timit
     partial: bool = False  # accept an incomplete timit, whose results are not TIMIT's
-    target: str = "text"  # the field of a manifest that is the target
+    # The field of a manifest that is the target; "speaker,phones" puts a symbol such as
+    # speaker=theo before the phones
+    target: str = "text"
     convert: bool = False  # resample sounds of other rates, and average channels, or refuse them
     source_notation: Notation = CHARACTERS  # of tsv and sigmorphon, which needs NFKD
     target_notation: Notation = CHARACTERS  # of manifest, tsv and targets
     features: FeatureSettings = field(default_factory=FeatureSettings)  # of audio
+    stacking: int = 1  # frames in an output of a continuous transducer
     cache: Path | None = None  # a folder of computed features
     # Gigabytes of frames: a training set with more is read in every epoch, not kept in memory
     memory: float = 8.0
@@ -94,7 +99,7 @@ class DataConfig:
     skip_bad: bool = False  # leave out bad pairs, and count them
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "num_training")
+        check_at_least(self, 1, "num_training", "stacking")
         check_at_least(self, 0, "num_validation", "num_test", "memory")
 
 
@@ -110,19 +115,31 @@ class Corpus:
     unlabelled: tuple[Example, ...] = ()  # inputs without labels
 
 
-def read_corpus(data: DataConfig, *, targets_only: bool = False) -> Corpus:
+def read_corpus(data: DataConfig, *, targets_only: bool = False, spoken: bool = False) -> Corpus:
     """Read the corpus, and make examples for training and validation.
 
-    With `targets_only`, for a prediction network, read no sources. Alphabets and statistics come
+    With `targets_only`, for a prediction network, read no sources. With `spoken`, for a continuous
+    transducer, take pairs of sound and text the other way round. Alphabets and statistics come
     from the training set. `corpus.signature.examples` makes the examples of the test set.
     """
     skipped: list[DataError] | None = [] if data.skip_bad else None
     splits = read_splits(data, skipped)
     num_frames = None  # of a training set that memory does not hold
-    if not targets_only and not isinstance(first := _first(data, splits.training).source, tuple):
+    first = _first(data, splits.training).source
+    if spoken and not isinstance(first, Audio):
+        raise DataError(
+            "a continuous transducer learns to speak, and the training set has no sound; give a "
+            "manifest with audio_filepath"
+        )
+    if not targets_only and not isinstance(first, tuple):
         num_frames = num_frames_of(splits.training, data.features, data.cache)
         if 4 * _frame_size(data, first) * num_frames.sum() <= 1e9 * data.memory:
             num_frames = None
+        elif spoken:
+            raise DataError(
+                "a continuous transducer keeps its training set in memory, and the frames take "
+                f"more than {data.memory:g} gigabytes; raise data.memory, or set data.num_training"
+            )
     if isinstance(splits.training, Manifest) and num_frames is None:
         splits = replace(splits, training=tuple(splits.training.read(skipped)))
         check_some_left(splits.training, skipped)
@@ -151,6 +168,10 @@ def read_corpus(data: DataConfig, *, targets_only: bool = False) -> Corpus:
         else:
             statistics = _sampled_statistics(data, splits.training, reader)
         signature = Signature(targets, target_notation, features=features, statistics=statistics)
+        if spoken:
+            outputs = FrameOutputs(data.features, statistics, data.stacking)
+            text = (target_notation, targets, target_notation)
+            signature = Signature(Alphabet(()), *text, outputs=outputs)
         if num_frames is None:
             training = []
             for pair, frames in read:

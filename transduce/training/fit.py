@@ -1,4 +1,4 @@
-"""The loop that trains any of the three networks, on Lightning Fabric.
+"""The loop that trains any of the networks, on Lightning Fabric.
 
 Each step draws its noise, masks and dropout from a seed of its own. So the number of steps is all
 the random state of a run, and a run that is killed and resumed ends like one that is not.
@@ -25,13 +25,12 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from transduce.architectures import CTC, NextLabelPredictor, Transducer, build_network
+from transduce.architectures import AnyNetwork, build_network, network_sizes
 from transduce.audio.augmentation import Augmenter
 from transduce.data.batches import (
     Batch,
     Batches,
     Example,
-    NetworkSizes,
     UnreadExamples,
     predicted_bytes,
 )
@@ -142,6 +141,16 @@ def fit(
         raise TrainingError(
             "data.unlabelled has no targets; name a train.teacher that gives them, or leave it out"
         )
+    spoken = recipe.network.network == "continuous"
+    for setting, is_set, remedy in (
+        ("train.stop_at error_rate", config.stop_at == "error_rate", 'set it to "log_loss"'),
+        ("train.consistency", config.consistency, "set it to 0"),
+        ("train.sound", config.sound.is_on, "leave it out"),
+        ("train.init_prediction", config.init_prediction, "leave it out"),
+        ("train.init_transcription", config.init_transcription, "leave it out"),
+    ):
+        if spoken and is_set:
+            raise TrainingError(f"{setting} is not for a continuous transducer; {remedy}")
     settled = settle_processes(config, os.environ)
     check_devices(settled)
     fabric = start_fabric(settled)
@@ -150,7 +159,7 @@ def fit(
         progress = Progress(Console(quiet=not fabric.is_global_zero))
     with watch_peers(fabric), open_folder(recipe, run_folder, resume, fabric) as lock:
         if corpus is None:
-            corpus = read_corpus(recipe.data, targets_only=not reads_input)
+            corpus = read_corpus(recipe.data, targets_only=not reads_input, spoken=spoken)
             if corpus.skipped:
                 progress.say(skipped_report(corpus.skipped, len(corpus.training)))
         run = _Run(
@@ -323,7 +332,8 @@ class _Run:
                 sums[2] += misclassified(found, batch.labels, batch.num_labels, with_null=False)
         nats, labels, wrong = cast(Tensor, fabric.all_reduce(sums, reduce_op="sum")).tolist()
         error_rate = None if self.network.reads_input else wrong / labels
-        if self.validate is not None and fabric.is_global_zero:
+        has_labels = self.network.has_labels
+        if self.validate is not None and has_labels and fabric.is_global_zero:
             error_rate = self.validate(self._model(), self.corpus.validation)
         return bits_per_label(nats, round(labels)), fabric.broadcast(error_rate)
 
@@ -396,11 +406,8 @@ class _Run:
         Raise TrainingError if the device has less memory than the step takes.
         """
         network, world = self.recipe.network, self.fabric.world_size
-        sizes = NetworkSizes(
-            num_labels=len(self.corpus.signature.targets),
-            input_size=self.corpus.signature.input_size,
-            **{k: v for k, v in asdict(network).items() if k not in ("network", "backwards")},
-        )
+        signature = self.corpus.signature
+        sizes = network_sizes(network, signature.input_size, signature.output_size)
         shapes = {self.batches.shape(ids) for ids in self.batches.epoch(0)}
         shared = [(self.copies * -(-B // world), T, U) for B, T, U in shapes]
         options = (sizes, self.fabric.device.type, bool(self.teachers))
@@ -474,10 +481,10 @@ class _Run:
                 can_align[i] = self.network.can_align(short)
         return np.flatnonzero(can_align)
 
-    def _initial_network(self) -> Transducer | CTC | NextLabelPredictor:
+    def _initial_network(self) -> AnyNetwork:
         """Build the network, and copy the pretrained parts that the recipe names into it."""
         signature, config = self.corpus.signature, self.recipe.network
-        sizes = (signature.input_size, len(signature.targets))
+        sizes = (signature.input_size, signature.output_size)
         with torch.device("meta"):  # without memory
             count = sum(weights.numel() for weights in build_network(config, *sizes).parameters())
         names = ("hidden_size", "prediction_size", "embedding_size")
@@ -639,7 +646,7 @@ class _Run:
 class _Objective(nn.Module):
     """The objective of training as a module, because Fabric wraps the forward of a module."""
 
-    def __init__(self, network: Transducer | CTC | NextLabelPredictor, consistency: float) -> None:
+    def __init__(self, network: AnyNetwork, consistency: float) -> None:
         super().__init__()
         self.network, self.consistency = network, consistency
 

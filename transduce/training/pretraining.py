@@ -70,6 +70,7 @@ def copy_transcription(pretrained: TrainedModel, network: Network, signature: Si
 
 def _prediction(network: Network) -> PredictionNetwork:
     """Return the prediction network of a network; raise PretrainingError if it has none."""
+    _check_has_labels(network)
     if isinstance(network, Transducer):
         return network.prediction_network
     if isinstance(network, PredictionNetwork):
@@ -79,11 +80,20 @@ def _prediction(network: Network) -> PredictionNetwork:
 
 def _transcription(network: Network) -> TranscriptionNetwork:
     """Return the transcription network of a network; raise PretrainingError if it has none."""
+    _check_has_labels(network)
     if isinstance(network, Transducer):
         return network.transcription_network
     if isinstance(network, TranscriptionNetwork):
         return network
     raise PretrainingError("a prediction network does not transcribe; give CTC or a transducer")
+
+
+def _check_has_labels(network: Network) -> None:
+    if not network.has_labels:
+        raise PretrainingError(
+            "a continuous transducer has outputs of its own, which fit no other network; give a "
+            "run of another kind"
+        )
 
 
 def _ids(theirs: Alphabet, ours: Alphabet, what: str) -> Tensor:
