@@ -165,6 +165,10 @@ def transducer_of(model: TrainedModel) -> Transducer:
     network = model.network.eval()
     if not isinstance(network, Transducer):
         kind = "an ensemble" if isinstance(network, Ensemble) else f"a {network.kind} network"
+        if not network.has_labels:
+            raise ValueError(
+                "a continuous transducer has no labels to show; plot its lattice, or let it speak"
+            )
         raise ValueError(f"{kind} alone has no output lattice; give a transducer")
     return network
 

@@ -14,6 +14,7 @@ from transduce.cli.inspect import inspect
 from transduce.cli.listen import listen
 from transduce.cli.plot import plot
 from transduce.cli.serve import serve
+from transduce.cli.speak import speak
 from transduce.cli.terminal import user_errors
 from transduce.cli.train import demo, recipes, table, train
 from transduce.cli.transcribe import phonemize, recognize, transcribe
@@ -34,6 +35,7 @@ __all__ = [
     "recipes",
     "recognize",
     "serve",
+    "speak",
     "table",
     "train",
     "transcribe",
@@ -47,7 +49,7 @@ app = cyclopts.App(
 )
 # --help lists the commands in this order, which is also that of the README.
 COMMANDS: list[Callable[..., None]] = [
-    *(demo, phonemize, recognize, align, listen, serve, export),
+    *(demo, phonemize, recognize, align, listen, serve, export, speak),
     *(inspect, recipes, train, evaluate, transcribe, table),
     *(plot, explore, warm_up),
 ]

@@ -17,12 +17,14 @@ from transduce.audio.windows import sound_rate
 from transduce.data.batches import Batch, Batches, Example
 from transduce.data.pairs import Audio, DataError, Frames
 from transduce.decoding.ensemble import Ensemble
+from transduce.decoding.generation import GenerationOptions
 from transduce.decoding.options import SearchOptions, widened
 from transduce.kernels.backends import Backend
 from transduce.kernels.openmp import one_thread
 from transduce.model.checkpoint import MODEL_FILE, TrainedModel, load_ensemble, save_model
 from transduce.model.reading import GroupSizes, Reader, Ready
 from transduce.model.signature import Source, Unknown
+from transduce.model.speech import Speech, speak
 from transduce.model.stream import (
     Endpoints,
     Stream,
@@ -233,6 +235,24 @@ class Model(TrainedModel):
         assert times is not None
         return Transcript(*written, times[0], seconds, times[1], path, recording)
 
+    def speak(
+        self,
+        source: str | list[str],
+        *,
+        temperature: float = 0.0,
+        max_outputs_per_input: int = 100,
+        seed: int = 0,
+    ) -> Speech | list[Speech]:
+        """Return the speech of an input, or of each of a list: that of a continuous transducer.
+
+        model.speak("speaker=theo S EH V AH N").save("seven.wav")
+
+        The options are those of `GenerationOptions`.
+        """
+        options = GenerationOptions(temperature, max_outputs_per_input, seed)
+        found = speak(self, source if isinstance(source, list) else [source], options)
+        return found if isinstance(source, list) else found[0]
+
     def stream(
         self,
         *,
@@ -308,10 +328,10 @@ class Model(TrainedModel):
         reads = "sound" if signature.features else "frames"
         if signature.sources is not None:
             reads = f"{len(signature.sources)} symbols"
-        return (
-            f"Model({self.config.network}: {reads} to {len(signature.targets)} symbols, "
-            f"{count:,} weights)"
-        )
+        writes = f"{len(signature.targets)} symbols"
+        if signature.outputs is not None:
+            writes = f"frames of {signature.outputs.size} numbers"
+        return f"Model({self.config.network}: {reads} to {writes}, {count:,} weights)"
 
 
 def group_sizes(

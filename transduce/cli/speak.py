@@ -1,0 +1,96 @@
+"""The command that lets a continuous transducer speak."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from transduce.alignment.pronunciations import english_lexicon
+from transduce.cli.runs import Device, load_runs
+from transduce.cli.terminal import user_errors
+from transduce.data.pairs import DataError, Symbols
+from transduce.decoding.generation import GenerationOptions
+from transduce.model.model import Model
+from transduce.model.speech import conditions
+from transduce.model.speech import speak as speak_symbols
+
+
+def speak(
+    run: Path,
+    text: str,
+    /,
+    *,
+    speaker: str | None = None,
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+    device: Device = "cpu",
+) -> None:
+    """Say a text with a continuous transducer, and write the sound to a WAV file.
+
+    Example: transduce speak runs/speak-digits seven --speaker theo -o seven.wav
+
+    The command prints the file, and when each symbol is said.
+
+    Parameters
+    ----------
+    run
+        The folder of a run, or its model.safetensors.
+    text
+        Words, or the symbols that the model reads, with spaces between them.
+    speaker
+        The voice, if the model has several.
+    output
+        The WAV file to write; by default speech.wav.
+    temperature
+        0 says what is most probable. Above 0 the outputs are random; 1 draws them from the model's
+        own distribution.
+    seed
+        The seed of what is drawn.
+    device
+        The device to compute on.
+    """
+    with user_errors():
+        options = GenerationOptions(temperature=temperature, seed=seed)
+        path = output or Path("speech.wav")
+        if path.suffix.lower() != ".wav":
+            raise ValueError(f"{path} must end in .wav; sound is written as WAV")
+        model = load_runs([run], device)
+        [speech] = speak_symbols(model, [source_symbols(model, text, speaker)], options)
+        speech.save(path)
+        print(path)
+        for symbol, start, end in speech.intervals:
+            print(f"{start:.2f}\t{end:.2f}\t{symbol}")
+
+
+def source_symbols(model: Model, text: str, speaker: str | None) -> Symbols:
+    """Return the source symbols of a text: the speaker's, then the text's own or its phones."""
+    sources = model.signature.sources
+    if sources is None or model.signature.outputs is None:
+        raise ValueError(
+            f"a {model.network.kind} network outputs labels, and does not speak; give a run of a "
+            "continuous transducer"
+        )
+    said = tuple(text.split())
+    if not said:
+        raise DataError("the text is empty; write the words to say")
+    if sources.unknown(said):
+        words = english_lexicon().words(text)
+        said = tuple(phone for word in words for phone in word.pronunciations[0])
+    if strange := sources.unknown(said):
+        known = " ".join(symbol for symbol in sources.symbols if "=" not in symbol)
+        raise DataError(f"the model cannot say {strange[0]}, in {text!r}; it can say {known}")
+    voices = conditions(model.signature).get("speaker", [])
+    if any(symbol.startswith("speaker=") for symbol in said):
+        voices = []  # the text names one
+    if speaker is None and not voices:
+        return said
+    if speaker not in voices:
+        names = ", ".join(voices)
+        problem = "give a --speaker" if speaker is None else f"there is no speaker {speaker!r}"
+        raise ValueError(
+            f"{problem}; the model has {names}" if voices else f"{problem}; leave --speaker out"
+        )
+    return (f"speaker={speaker}", *said)
