@@ -289,7 +289,7 @@ def label_emissions(
 
 def remove_nulls(alignment: list[int]) -> list[int]:
     """Return ℬ(a): the labels of an alignment, without its nulls (Eq. 1)."""
-    return [k for k in alignment if k != NULL]
+    return [k for k in alignment if k != NULL]  # Eq. 1: ℬ(a)
 
 
 def _checked_arrows(log_null: Tensor, log_label: Tensor) -> tuple[Tensor, Tensor]:

@@ -129,7 +129,7 @@ def log_occupancy(log_null: Tensor, log_label: Tensor) -> Tensor:
     """Return ln α(t,u) β(t,u) / Pr(y|x): the posterior that the alignment passes each node."""
     log_alpha = forward_variables(log_null, log_label)
     log_beta = backward_variables(log_null, log_label)
-    return given(log_alpha + log_beta, log_beta[0, 0])
+    return given(log_alpha + log_beta, log_beta[0, 0])  # Eq. 19: a term, as a share of the sum
 
 
 def next_label_log_probs(log_prob: Tensor, labels: Tensor) -> Tensor:
