@@ -1,0 +1,44 @@
+"""The notebooks: kept without outputs, and run from their first cell to their last."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def read(path):
+    nbformat = pytest.importorskip("nbformat")
+    return nbformat.read(path, as_version=4)
+
+
+def test_there_are_three():
+    assert [path.stem for path in NOTEBOOKS] == ["lattice-by-hand", "own-encoder", "pronouncer"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path):
+    for cell in read(path).cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == [] and cell.execution_count is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    for name, value in (
+        ("PYTHONPATH", str(ROOT)),
+        ("JUPYTER_PLATFORM_DIRS", "1"),
+        ("IPYTHONDIR", str(tmp_path / "ipython")),
+    ):
+        monkeypatch.setenv(name, value)
+    notebook = read(path)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources=resources
+    ).execute()
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in shown)
