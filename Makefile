@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # The oldest and the newest Python with PyTorch that `make wheel-test` installs the wheel for.
 WHEEL_TEST ?= python3.11=2.11.0 python3.13=2.13.0
 
-.PHONY: demo test test-slow check wheel wheel-test licences sbom bench clean
+.PHONY: demo test test-slow check wheel wheel-test licences sbom docs bench clean
 
 demo: .venv/package
 	$(BIN)/transduce demo
@@ -45,6 +45,10 @@ licences: .venv/installed
 sbom: .venv/installed
 	mkdir -p dist
 	$(BIN)/python tools/dependencies.py sbom > dist/sbom.json
+
+# Build the site into build/site, from docs/ and the sources.
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/loss.py
