@@ -36,8 +36,8 @@ def _gradient(number: int, vector: str, index: str, last: str, words: str) -> Eq
     first = "0" if index == "u" else "1"
     tex = (
         rf"\frac{{\partial L}}{{\partial {vector}^k}} = \sum_{{{index}={first}}}^{{{last}}} "
-        rf"\sum_{{k'}} \frac{{\partial L}}{{\partial \Pr(k'|t,u)}} "
-        rf"\frac{{\partial \Pr(k'|t,u)}}{{\partial {vector}^k}}"
+        rf"\sum_{{j}} \frac{{\partial L}}{{\partial \Pr(j|t,u)}} "
+        rf"\frac{{\partial \Pr(j|t,u)}}{{\partial {vector}^k}}"
     )
     return Equation(number, tex, words)
 
@@ -114,7 +114,7 @@ SECTIONS = (
             ),
             Equation(
                 13,
-                r"\Pr(k|t,u) = \frac{h(k,t,u)}{\sum_{k'} h(k',t,u)}",
+                r"\Pr(k|t,u) = \frac{h(k,t,u)}{\sum_{j} h(j,t,u)}",
                 "Its share of all densities: a softmax over the labels and null.",
             ),
             Equation(14, r"y(t,u) \equiv \Pr(y_{u+1}|t,u)", "The arrow up: emit the next label."),

@@ -196,3 +196,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     markdown = outside_code(LINE_LINK, to_line, markdown)
     markdown = outside_code(LINK, to_page, markdown)
     return outside_code(NEEDS, lambda m: f'<p class="needs">N{m[1][1:]}.</p>', markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Lead from each picture to its file, so that it can be enlarged on a small screen."""
+    return re.sub(r'<img [^>]*src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)

@@ -22,6 +22,7 @@ PLAINEST = (
     "transduce/lattice/loss.py",
 )
 ALGORITHM = ("transduce/decoding/reference.py", ("beam_steps", "add_prefixes"))
+ALGORITHM_TITLE = "Algorithm 1: the beam search"
 MENTION = re.compile(r"Eqs?\.\s+(\d+(?:(?:-|, | and )\d+)*)")
 COMMENT = re.compile(r"(?:#|//).*?(?=Eqs?\.\s)")
 
@@ -137,10 +138,12 @@ def algorithm_code(root: Path) -> str:
 def page(root: Path) -> str:
     """Return the Markdown of all sections and of Algorithm 1."""
     found, names = places(root), described(root)
-    parts = [_section(root, section, found, names) for section in SECTIONS]
+    titles = [*(section.title for section in SECTIONS), ALGORITHM_TITLE]
+    contents = " · ".join(f"[{title}](#{_anchor(title)})" for title in titles)
+    parts = [contents, *(_section(root, section, found, names) for section in SECTIONS)]
     path, _ = ALGORITHM
     parts.append(
-        "## Algorithm 1: the beam search\n\n"
+        f"## {ALGORITHM_TITLE}\n\n"
         f'<div class="equation" markdown>\n\n{ALGORITHM_IN_WORDS}\n</div>\n\n'
         f"{_source_link(path)}\n\n```python\n{algorithm_code(root)}\n```\n\n"
         "[Departures](departures.md) says what the paper leaves open here, and "
@@ -226,6 +229,11 @@ def _elsewhere(
         rows.append(f"    | {' | '.join(cells)} |")
     head = "    | Eq. | lines | functions whose docstrings name it |\n    |---|---|---|\n"
     return '??? note "Everywhere else"\n\n' + head + "\n".join(rows)
+
+
+def _anchor(title: str) -> str:
+    """Return the anchor that Markdown gives a heading."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def _short(path: str) -> str:
