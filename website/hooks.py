@@ -111,7 +111,7 @@ def notebook_page(path: str, text: str) -> str:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
     name = PurePosixPath(path).name
-    download = f'[{name}]({name}){{ download="{name}" }}, without outputs.'
+    download = f'<a href="{name}" download>{name}</a>, without outputs.'
     return "\n\n".join([parts[0], download, *parts[1:]]) + "\n"
 
 
@@ -142,6 +142,9 @@ def on_files(files: Files, config: Any) -> Files:
         done.add(path)
         content = source_page(path)
         files.append(File.generated(config, page, content=content))
+        if path.endswith(".ipynb"):  # to download
+            notebook = (ROOT / path).read_text()
+            files.append(File.generated(config, f"source/{path}", content=notebook))
         waiting |= links(content, path)
     return files
 
@@ -166,9 +169,10 @@ def command_reference() -> str:
     """Return the help of every command, as Markdown."""
     from transduce.cli import app
 
-    text = app.generate_docs(heading_level=1, flatten_commands=True)
-    text = text[text.index("\n## ") + 1 :]  # without the title and the list of commands
-    return text.replace("## transduce ", "## ")
+    text = app.generate_docs(flatten_commands=True)
+    text = text[text.index("\n# transduce ") + 1 :]  # without the title and the list of commands
+    text = re.sub(r"^# transduce ", "## ", text, flags=re.M)
+    return re.sub(r"^Example: (.*)$", r"Example: `\1`", text, flags=re.M)
 
 
 # --- Pages ----------------------------------------------------------------------------------------
