@@ -1,10 +1,14 @@
 """The demonstration: the command that it suggests."""
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from commands import ENVIRONMENT
 
+import transduce
 from transduce import demo
 
 
@@ -28,3 +32,21 @@ def test_the_suggested_command_is_the_one_that_was_run(
     monkeypatch.setattr(sys, "executable", ".venv/bin/python")
     monkeypatch.setenv("PATH", path)
     assert demo._this_command() == expected
+
+
+def test_without_the_program_the_suggestion_is_a_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["-c", "demo"])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert demo._this_command() == f"{tmp_path / 'python'} -m transduce"
+
+
+def test_the_suggested_line_runs_as_printed(tmp_path, monkeypatch):
+    folder = tmp_path / "my runs"
+    transduce.load("english-pronouncer").save_pretrained(folder / "transducer")
+    monkeypatch.setattr(sys, "argv", ["nowhere/transduce", "demo"])
+    line = demo.next_command(Path("my runs"))
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert [row.split("\t")[0] for row in done.stdout.splitlines()] == ["transducer"] * 3

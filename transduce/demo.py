@@ -49,18 +49,27 @@ def run(folder: Path, seed: int, figure: Path | None = None) -> None:
         console.print(f"The output lattice of {longest.name!r} is in {figure}")
     console.print(
         f"The runs are in {folder}/ ({time.perf_counter() - start:.0f} s in all). Try:\n"
-        f"  echo transducer | {_this_command()} transcribe {folder / 'transducer'} --n-best 3",
+        f"  {next_command(folder)}",
         soft_wrap=True,
     )
 
 
+def next_command(folder: Path) -> str:
+    """Return a line of shell that tries the transducer, and runs where the demonstration did."""
+    run = shlex.quote(str(folder / "transducer"))
+    return f"echo transducer | {_this_command()} transcribe {run} --n-best 3"
+
+
 def _this_command() -> str:
-    """Return how to run `transduce` again: its name if a shell finds it, or its path."""
+    """Return how to run `transduce` again: by its name if a shell finds it, by its path, or as a
+    module of this Python if there is no such program."""
     program = Path(sys.argv[0])
     if program.stem != "transduce":  # another program called us
         program = Path(sys.executable).with_name("transduce")
+    if not program.exists():
+        return f"{shlex.quote(sys.executable)} -m transduce"
     found = shutil.which("transduce")
-    by_name = found is not None and program.exists() and Path(found).samefile(program)
+    by_name = found is not None and Path(found).samefile(program)
     return "transduce" if by_name else shlex.quote(str(program))
 
 
