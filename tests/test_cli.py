@@ -156,6 +156,7 @@ def test_ctrl_c_stops_training_with_nothing_but_a_word(folder, monkeypatch):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", TEXT_COMMANDS, ids=lambda arguments: arguments[0])
 def test_each_line_is_answered_when_it_comes_and_ctrl_c_stops_the_wait(folder, arguments):
     process = started(*arguments, folder=folder)
@@ -169,6 +170,7 @@ def test_each_line_is_answered_when_it_comes_and_ctrl_c_stops_the_wait(folder, a
     assert process.communicate() == ("", "transduce: stopped\n")
 
 
+@pytest.mark.slow
 def test_recognition_prints_each_file_at_once_and_stops_on_ctrl_c(tmp_path):
     save_model(sound_model(), tmp_path)
     soundfile.write(tmp_path / "tone.wav", sound(0.3), RATE)
@@ -181,6 +183,7 @@ def test_recognition_prints_each_file_at_once_and_stops_on_ctrl_c(tmp_path):
     assert len(output.splitlines()) < 2999
 
 
+@pytest.mark.slow
 def test_a_progress_bar_leaves_standard_output_alone(folder):
     """Standard error is a terminal and standard output is not, as in `transduce ... > file`."""
     bar, terminal = pty.openpty()
@@ -240,6 +243,7 @@ def test_evaluation_prints_a_table_or_json(folder):
     assert done.returncode == 0 and "substitutions" in done.stdout.lower()
 
 
+@pytest.mark.slow
 def test_only_training_imports_lightning(folder):
     """Lightning takes as long to import as everything else together."""
     code = "import sys; sys.modules['lightning_fabric'] = None  # importing it fails\n"
@@ -377,6 +381,7 @@ def test_an_unknown_letter_in_an_argument_is_named(folder):
     assert (done.returncode, done.stdout) == (1, "\nAA BB\n") and "x: 'x' is no" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_closed_output_ends_the_command(folder):
     process = started("phonemize", *PRONOUNCER, folder=folder)
     process.stdin.write("ab\n" * 64)
@@ -558,6 +563,7 @@ def test_evaluation_with_targets_that_the_model_does_not_know_names_one(folder):
     assert "unknown.tsv, line 1: the model does not know 'XX', nor all symbols of " in sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("phonemize", "word"), ("--help",)], ids=["print", "help"])
 def test_a_full_standard_output_is_one_sentence(tmp_path, arguments):
     with Path("/dev/full").open("w") as full:
@@ -605,6 +611,7 @@ def test_a_line_that_is_too_long_is_one_sentence(folder):
     assert done.returncode == 1 and "line 1: a text of 10000000 symbols is too long" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_error_exits_with_code_1(folder):
     done = in_a_new_process("evaluate", "runs/nothing", folder=folder)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
@@ -721,6 +728,7 @@ def test_outputs_are_neither_overwritten_nor_done_twice_unless_asked_for(speech)
         assert done.returncode == 1 and "--resume" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_recognition_leaves_whole_files_and_is_resumed(speech):
     content = (speech / "rec/b.flac").read_bytes()
     (speech / "many").mkdir()

@@ -429,6 +429,7 @@ for path in sorted(Path(sys.argv[1]).glob("*.wav")):
 """
 
 
+@pytest.mark.slow
 def test_processes_that_are_killed_leave_whole_files_to_the_others(tmp_path):
     """Two processes fill one folder; one of them is killed meanwhile, at any point of a write."""
     cache = tmp_path / "cache"

@@ -213,6 +213,7 @@ def test_no_more_is_read_than_will_soon_be_wanted(tmp_path, monkeypatch):
 
 
 @needs_proc
+@pytest.mark.slow
 def test_memory_stays_flat_over_an_epoch(tmp_path, monkeypatch):
     """Frames of 40 MB in all, of which a few are in memory at a time."""
     monkeypatch.setattr(loading, "FRAMES_AHEAD", 1)

@@ -557,6 +557,7 @@ def test_the_pronouncer_pronounces_a_word():
     assert str(load("english-pronouncer")("transducer")) == "T R AE N S D UW S ER"
 
 
+@pytest.mark.slow
 def test_a_word_is_pronounced_without_numba():
     """Numba takes up to minutes to compile its kernels; a word must not wait for them."""
     code = """

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from commands import transduce
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "transduce"
@@ -216,16 +217,8 @@ def test_the_architecture_page_lists_every_module():
             assert path.name in drawn, f"{path.name} is not in the tree of docs/architecture.md"
 
 
-def test_a_misspelt_option_exits_with_an_error_that_names_the_right_one():
-    command = [
-        sys.executable,
-        "-c",
-        "from transduce.cli import main; main()",
-        "demo",
-        "--sede",
-        "3",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+def test_a_misspelt_option_exits_with_an_error_that_names_the_right_one(tmp_path):
+    done = transduce("demo", "--sede", "3", folder=tmp_path)
     assert done.returncode != 0
     assert "--seed" in done.stdout + done.stderr
 

@@ -1078,6 +1078,7 @@ def test_sigterm_finishes_what_is_in_flight_refuses_the_rest_and_exits_with_0(tm
         assert server.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_a_second_signal_stops_the_server_at_once(tmp_path):
     save_model(text_model(), tmp_path / "letters")
     with process(SLOW, "letters", folder=tmp_path) as (server, address):

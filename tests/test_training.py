@@ -15,6 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from slow import slow_except
 from toys import toy_recipe
 
 from transduce import greedy_search
@@ -370,7 +371,7 @@ fit(read_recipe(folder / "recipe.toml"), folder / "run", progress=Killed(Console
 
 # An epoch has 13 steps, and every fifth step is saved. The eighth write is the state after the
 # first epoch, when the model, its card and the metrics have been written.
-@pytest.mark.parametrize("taught", [False, True])
+@pytest.mark.parametrize("taught", slow_except({0}, [False, True]))
 @pytest.mark.parametrize("when, count", [("in a step", 23), ("in a write", 8)])
 def test_a_killed_run_resumes_to_the_result_of_one_that_was_not_stopped(
     tmp_path, when, count, taught
@@ -663,6 +664,7 @@ assert world_sizes == [2] * NUM_STEPS, world_sizes
 """
 
 
+@pytest.mark.slow
 def test_two_processes_take_the_same_steps_as_one(tmp_path):
     """Some batches have one sequence, so that the second process has none."""
     settings = {"optimiser": "sgd", "learning_rate": 0.05, "weight_noise": 0.02, "max_sequences": 3}

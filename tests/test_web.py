@@ -696,6 +696,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_the_command_ends_at_the_first_ctrl_c_while_requests_are_open(tmp_path):
     save_model(text_model(), tmp_path)
     (tmp_path / "words.tsv").write_text("abc\tA B C\n")
