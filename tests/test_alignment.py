@@ -289,6 +289,7 @@ def song(notes, seconds=0.15, pause=0.08):
     ), intervals
 
 
+@pytest.mark.slow
 def test_a_note_that_was_not_played_is_told_from_what_was_heard(singer):
     wave, _ = song("ABCDE")
     found = transduce.align(singer, wave, phones="A B E D E")

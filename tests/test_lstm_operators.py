@@ -5,6 +5,7 @@ from functools import lru_cache
 import pytest
 import torch
 from lstms import problem
+from slow import slow_except
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -45,7 +46,7 @@ def test_the_operator_is_registered_as_it_behaves(kind, with_gradients):
     torch.library.opcheck(lstm_layer, (*tensors, "cpu", with_gradients))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", slow_except({0}, [torch.float32, torch.bfloat16]))
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_the_backward_operator_is_registered_as_it_behaves(kind, dtype):
     tensors = [None if t is None else t.detach() for t in arguments(**kind, dtype=dtype)]
@@ -86,7 +87,7 @@ def tensor_cores_on_the_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "TF32"])
+@pytest.mark.parametrize("dtype", slow_except({0}, [torch.bfloat16, torch.float32]))
 def test_the_operator_on_tensor_cores_is_registered_as_it_behaves(
     dtype, kind, tensor_cores_on_the_cpu
 ):
