@@ -261,6 +261,14 @@ def test_a_step_of_a_mixture_uses_the_predicted_memory(set_num_threads):
         assert 0.75 < predicted / float(measured) < 1.25
 
 
+def test_stacked_frames_take_memory_for_each_frame_that_they_hold():
+    B, T, U, D, lookahead = 4, 100, 20, 26, 9
+    plain = NetworkSizes(39, input_size=D, bidirectional=False)
+    stacked = replace(plain, lookahead=lookahead)
+    more = predicted_bytes((B, T, U), stacked) - predicted_bytes((B, T, U), plain)
+    assert more == 4 * B * (1 + lookahead) * D * T
+
+
 def test_a_gpu_holds_all_lattices_at_once_and_the_cpu_one_per_thread(set_num_threads):
     set_num_threads(1)
     shape, sizes = (64, 1000, 200), NetworkSizes(39)

@@ -3,7 +3,7 @@
 import pytest
 from datasets import TEXTS, write_common_voice
 
-from transduce.data.common_voice import read_common_voice
+from transduce.data.common_voice import is_header, read_common_voice
 from transduce.data.pairs import DataError, Notation
 
 CHARACTERS = Notation("characters", None)
@@ -14,6 +14,12 @@ def test_any_column_may_be_the_target(tmp_path):
     for field, found in (("text", TEXTS), ("sentence", TEXTS), ("up_votes", ["2"] * 4)):
         records = list(read_common_voice(path, (field,)))
         assert ["".join(one.pair(CHARACTERS, field).target) for one in records] == found
+
+
+def test_a_header_has_the_columns_of_every_version_and_perhaps_more():
+    assert is_header("client_id\tpath\tsentence")
+    assert is_header("client_id\tpath\tsentence\tup_votes")
+    assert not is_header("client_id\tpath")
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ def test_61_phones_become_48_become_39():
     assert fold(["q", "zh"], 61) == ("q", "zh")
     with pytest.raises(ValueError, match="61, 48 or 39"):
         fold([], 40)
+    assert fold(PHONES) == fold(PHONES, 39), "the paper's set is the default"
 
 
 @pytest.mark.parametrize("byte_format", ["01", "10"])
