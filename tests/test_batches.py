@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from transduce import Alphabet
 from transduce.audio.features import Statistics
 from transduce.data.batches import (
+    BYTES_PER_CELL,
     Batch,
     Batches,
     Example,
@@ -267,6 +268,17 @@ def test_stacked_frames_take_memory_for_each_frame_that_they_hold():
     stacked = replace(plain, lookahead=lookahead)
     more = predicted_bytes((B, T, U), stacked) - predicted_bytes((B, T, U), plain)
     assert more == 4 * B * (1 + lookahead) * D * T
+
+
+def test_pooling_takes_memory_for_sums_and_averages_and_saves_it_after_them(set_num_threads):
+    set_num_threads(1)
+    B, T, U, hidden, outputs = 4, 101, 20, 16, 40
+    plain = NetworkSizes(39, input_size=26, hidden_size=hidden)
+    more = predicted_bytes((B, T, U), replace(plain, pooling=2))
+    more -= predicted_bytes((B, T, U), plain)
+    width, pooled = 2 * hidden, 51
+    kept = width * (T + 2 * pooled) - 3 * outputs * (T - pooled)
+    assert more == 4 * B * kept - BYTES_PER_CELL * (T - pooled) * (U + 1)
 
 
 def test_a_gpu_holds_all_lattices_at_once_and_the_cpu_one_per_thread(set_num_threads):

@@ -35,6 +35,7 @@ def test_a_part_of_a_recording_and_several_supervisions(sounds):
     file = sounds / "a.flac"
     assert one.source == Audio(file, 0.2, 0.1) and one.name == "a-1"
     assert two.source == Audio(file, pytest.approx(0.15), 0.2) and two.name == "a-2"
+    assert (one.fields, two.fields) == ({"text": "a"}, {"text": "b"})
     # Without supervisions, the cut is the whole file, which is promised to have its duration.
     assert bare.source == Audio(sounds / "b.flac", None, 0.55)
     with pytest.raises(DataError, match="line 2: there is no field 'text' for the target; add it"):

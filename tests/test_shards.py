@@ -55,6 +55,27 @@ def test_texts_come_from_members_and_from_json(tmp_path):
     assert pair.target == ("e", " ", "f")
 
 
+def test_an_archive_may_end_with_the_last_byte_of_its_last_member(tmp_path):
+    text = 256 * b"ab"  # a block, so that nothing pads it
+    path = write_tar(tmp_path / "a.tar", [("one.wav", encoded(1, "WAV")), ("one.txt", text)])
+    content = path.read_bytes()
+    path.write_bytes(content[: content.index(text) + len(text)])
+    [pair] = pairs_of(path)
+    assert "".join(pair.target).encode() == text
+
+
+def test_a_part_of_a_file_is_a_file_that_can_be_buffered_and_sought(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    with path.open("rb") as file:
+        part = FilePart(file, 2, 5)
+        assert part.readable() and part.seekable()
+        buffered = io.BufferedReader(part)
+        assert buffered.read() == b"23456"
+        assert buffered.seek(-2, io.SEEK_END) == 3
+        assert buffered.read() == b"56"
+
+
 BAD_SAMPLES = [
     ([("b.flac", SOUND)], "member b.flac: there is no text beside it; add b.txt or b.json, or"),
     ([("b.txt", b"x")], "sample b: there are 0 sounds beside txt; a sample must have one, such as"),

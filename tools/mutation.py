@@ -4,8 +4,8 @@
 
 A bug is another operator, a constant off by one, a condition the other way round, or `and` for
 `or`. Text, errors and annotations are left as they are. Every module has its turn before any has a
-second one. The tests of a module are `tests/test_NAME.py` and the files that import it, shortest
-first; the first failure ends them. Each bug is planted in a copy of the checkout.
+second one. The tests of a module are `tests/test_NAME.py`, those of its folder, and the files that
+import it, shortest first; the first failure ends them. Each bug is planted in a copy of the checkout.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ TESTS = {
     "web/": ["web"],
     "serving/": ["serving"],
     "cli/": ["cli", "cli_search"],
+    "settings": ["recipe", "cli"],
     "": ["model", "training"],
 }
 COMPARISONS = {
@@ -182,24 +183,18 @@ def sample(count: int, seed: int, only: str) -> list[Bug]:
 
 
 def tests_of(path: str) -> list[str]:
-    """Return the test files of a module: those named after it or importing it, or its folder's."""
+    """Return the test files of a module: named after it, of its folder, and importing it."""
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     *_, parent, stem = f".{module}".split(".")
-    sizes: dict[str, int] = {}
-    for file in (ROOT / "tests").glob("test_*.py"):
-        text = file.read_text()
-        named = file.stem in (f"test_{stem}", f"test_{parent}_{stem}", f"test_{stem}s")
-        package, _, last = f"{PACKAGE}.{module}".rpartition(".")
-        imports = re.search(rf"from {re.escape(package)}\.{re.escape(last)} import", text)
-        imports = imports or re.search(rf"from {re.escape(package)} import .*\b{last}\b", text)
-        if named or imports:
-            sizes[f"tests/{file.name}"] = file.stat().st_size - 10**6 * named
-    files = sorted(sizes, key=sizes.__getitem__)[:4]
-    for prefix, names in TESTS.items():
-        if path.startswith(prefix):
-            files += [f"tests/test_{name}.py" for name in names]
-            break
-    return [file for file in dict.fromkeys(files) if (ROOT / file).exists()]
+    names = [f"test_{stem}", f"test_{parent}_{stem}", f"test_{stem}s"]
+    named = [f"tests/{name}.py" for name in names]
+    package, _, last = f"{PACKAGE}.{module}".rpartition(".")
+    forms = rf"from {re.escape(package)}(\.{last} import| import .*\b{last}\b)"
+    files = sorted((ROOT / "tests").glob("test_*.py"), key=lambda file: file.stat().st_size)
+    importing = [f"tests/{file.name}" for file in files if re.search(forms, file.read_text())]
+    of_folder = next(names for prefix, names in TESTS.items() if path.startswith(prefix))
+    found = [*named, *(f"tests/test_{name}.py" for name in of_folder), *importing]
+    return [file for file in dict.fromkeys(found) if (ROOT / file).exists()]
 
 
 def found_by_tests(folder: Path, files: list[str], seconds: float) -> str:
