@@ -5,7 +5,7 @@
 A bug is another operator, a constant off by one, a condition the other way round, or `and` for
 `or`. Text, errors and annotations are left as they are. Every module has its turn before any has a
 second one. The tests of a module are `tests/test_NAME.py`, those of its folder, and the files that
-import it, shortest first; the first failure ends them. Each bug is planted in a copy of the checkout.
+import it, shortest first; the first failure ends them. Bugs are planted in a copy of the checkout.
 """
 
 from __future__ import annotations
