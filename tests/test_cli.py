@@ -206,6 +206,7 @@ def test_warnings_that_differ_in_names_and_numbers_are_printed_once(capsys):
     ]
 
 
+@pytest.mark.slow
 def test_a_warning_is_one_sentence(folder):
     options = ("--null-bias", -30, "--max-labels-per-frame", 2)
     done = in_a_new_process("transcribe", "runs/transducer", *options, folder=folder, text="ab\n")
@@ -254,6 +255,7 @@ def test_only_training_imports_lightning(folder):
     assert "import of lightning_fabric halted" in done.stderr
 
 
+@pytest.mark.slow
 def test_lines_of_text_are_transcribed(folder):
     arguments = ("transcribe", "runs/transducer")
     done = in_a_new_process(*arguments, folder=folder, text="ab\nbba\n\n")

@@ -21,7 +21,8 @@ def loss_of(model, frames, num_frames, labels, num_labels):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, in inductor
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.slow
 def test_a_compiled_training_step_has_the_same_numbers(backend):
     model, *batch = problem()
     weights = list(model.parameters())

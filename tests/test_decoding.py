@@ -285,7 +285,8 @@ def _counted(function, calls):
 
 @needs_proc
 @pytest.mark.filterwarnings(MET)
-@pytest.mark.parametrize("backend", slow_except({0}, BACKENDS))
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_memory_does_not_grow_with_the_hypotheses_looked_at(backend, monkeypatch):
     model = transducer(30, hidden=100, null=-5.0, sharpness=1.0, double=False)  # avoids null
     frames, num_frames = frames_of(8, dtype=torch.float32), torch.tensor([8])

@@ -259,6 +259,7 @@ def test_sherpa_onnx_recognises_30_sounds_as_we_do(tmp_path):
         assert tuple(stream.result.tokens) == transcript.symbols
 
 
+@pytest.mark.slow
 def test_sherpa_onnx_streams_30_sounds_as_we_recognise_them(tmp_path):
     model = trained_model(
         "sherpa_streaming",
@@ -398,6 +399,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
         export_onnx(sound_model(), tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_the_export_imports_onnx_only_when_it_writes():
     code = "import sys, transduce.export, transduce.cli; assert 'onnx' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)

@@ -146,6 +146,7 @@ def test_partial_results_grow_into_the_final_one(folder, monkeypatch):
     assert len(stable) > 3 and any(partial["unstable"] for partial in partials)
 
 
+@pytest.mark.slow
 def test_each_utterance_is_printed_when_it_ends_and_ctrl_c_prints_the_rest(folder):
     arguments = ("listen", "-", "--model", "live", "--length", 0.8)
     process = started(*arguments, folder=folder, text=False)
@@ -259,6 +260,7 @@ def test_stable_phones_stay_and_unstable_ones_are_replaced():
     assert screen(file.getvalue(), width)[-1] == "Z … E F G H"  # the latest are seen
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_partial_results(folder):
     ours, terminal = pty.openpty()
     with open(terminal, "w") as output:

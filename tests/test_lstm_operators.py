@@ -146,6 +146,7 @@ def loss_and_gradients(model, call, *tensors):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, as it traces
 @pytest.mark.parametrize("ids", [False, True], ids=["vectors", "ids"])
+@pytest.mark.slow
 def test_a_compiled_transducer_computes_the_same(ids):
     torch.manual_seed(0)
     model = Transducer(6, 4, 9, num_layers=2, pooling=2, embedding_size=3 if ids else 0)
@@ -158,6 +159,7 @@ def test_a_compiled_transducer_computes_the_same(ids):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
 def test_a_compiled_lstm_takes_any_batch_and_state():
     model = PeepholeLSTM(4, 6, 2, True)
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")

@@ -223,6 +223,7 @@ def test_a_misspelt_option_exits_with_an_error_that_names_the_right_one(tmp_path
     assert "--seed" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_wheel_has_the_recipes_and_trains_them_by_name(tmp_path):
     build = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
     subprocess.run([sys.executable, "-c", build, str(tmp_path)], check=True, cwd=ROOT)

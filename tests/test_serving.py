@@ -1056,6 +1056,7 @@ def wait_until_ready(address):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_what_is_in_flight_refuses_the_rest_and_exits_with_0(tmp_path):
     save_model(text_model(), tmp_path / "letters")
     environment, key = {"TRANSDUCE_API_KEY": "sesame"}, {"Authorization": "Bearer sesame"}

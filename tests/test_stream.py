@@ -281,6 +281,7 @@ def test_an_utterance_ends_after_silence_and_not_without_rules():
 # --- Long sound ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_long_sound_goes_through_a_stream_from_samples_and_files_alike(tmp_path):
     features = FeatureSettings("log_mel", 1000, num_channels=8, num_deltas=0)
     model = sound_model(features, pooling=4, lookahead=2, num_layers=1)

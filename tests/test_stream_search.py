@@ -50,6 +50,7 @@ def pieces(f, cuts):
     bias=st.sampled_from([0.0, -1.5]),
     follow=st.booleans(),
 )
+@pytest.mark.slow
 def test_any_pieces_give_the_beam_of_the_whole(number, cuts, width, bias, follow):
     network, f = network_of(), vectors(number, seed=number)
     options = SearchOptions(width, n_best=min(3, width), null_bias=bias)
@@ -63,6 +64,7 @@ def test_any_pieces_give_the_beam_of_the_whole(number, cuts, width, bias, follow
 
 @settings(max_examples=40, deadline=None)
 @given(number=st.integers(0, 60), cuts=st.lists(st.integers(0, 60), max_size=60))
+@pytest.mark.slow
 def test_any_pieces_settle_at_the_same_vectors(number, cuts):
     network, f = network_of(), vectors(number, seed=number, null=1.0)
     options = SearchOptions(4, n_best=2)
@@ -166,6 +168,7 @@ def planted(number):
 
 @needs_proc
 @pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.slow
 def test_the_memory_of_a_stream_does_not_grow_with_its_input(follow):
     network, f = network_without_repeats(), planted(1000)
 

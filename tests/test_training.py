@@ -15,7 +15,6 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from slow import slow_except
 from toys import toy_recipe
 
 from transduce import greedy_search
@@ -371,8 +370,9 @@ fit(read_recipe(folder / "recipe.toml"), folder / "run", progress=Killed(Console
 
 # An epoch has 13 steps, and every fifth step is saved. The eighth write is the state after the
 # first epoch, when the model, its card and the metrics have been written.
-@pytest.mark.parametrize("taught", slow_except({0}, [False, True]))
+@pytest.mark.parametrize("taught", [False, True])
 @pytest.mark.parametrize("when, count", [("in a step", 23), ("in a write", 8)])
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_result_of_one_that_was_not_stopped(
     tmp_path, when, count, taught
 ):

@@ -80,6 +80,7 @@ def test_a_bound_on_the_labels_of_a_frame_is_held_and_counted():
     assert_same(utterances.beam_searches(asked), expected, 9)
 
 
+@pytest.mark.slow
 def test_small_batches_of_hypotheses_find_the_same(monkeypatch):
     monkeypatch.setattr(utterances, "BATCHES", (1, 3))
     asked = problem(9, null=1.0, most=3)
@@ -108,6 +109,7 @@ def test_an_utterance_without_room_is_left_to_another_search(monkeypatch):
     assert found[0] is None and found[1].labels == ()
 
 
+@pytest.mark.slow
 def test_groups_that_fit_the_memory_find_the_same(monkeypatch):
     asked = problem(9)
     expected = utterances.beam_searches(asked)
@@ -117,6 +119,7 @@ def test_groups_that_fit_the_memory_find_the_same(monkeypatch):
 
 
 @pytest.mark.parametrize("width", [1, 4, 7, 30])
+@pytest.mark.slow
 def test_equally_probable_hypotheses_stand_in_the_order_of_their_labels(width):
     asked = problem(width, lengths=(3,), most=2)
     for weights in asked.network.parameters():
@@ -178,6 +181,7 @@ def test_the_timings_of_a_batch_are_those_of_each_hypothesis(monkeypatch):
     assert utterances.timings(asked, hypotheses)[-1] is None
 
 
+@pytest.mark.slow
 def test_float64_transcriptions_keep_their_bits():
     asked = problem(9)
     doubled = replace(asked, transcriptions=[f.double() for f in asked.transcriptions])

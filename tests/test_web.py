@@ -519,6 +519,7 @@ BODIES = [
 ]
 
 
+@pytest.mark.slow
 def test_no_request_makes_the_server_fail(text, heard, capsys):
     for explorer in (text, heard):
         client = client_of(explorer)
