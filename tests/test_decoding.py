@@ -24,6 +24,7 @@ from transduce import (
 )
 from transduce.decoding import beam_search_steps, eager, problem, reference
 from transduce.decoding.cpu import beam as cpu
+from transduce.decoding.cpu import greedy
 from transduce.decoding.cpu import trie as cpu_trie
 from transduce.decoding.fusion import FusedScores
 from transduce.decoding.options import SearchOptions
@@ -480,40 +481,79 @@ def test_the_greedy_search_decodes_an_utterance_as_it_does_alone():
     assert greedy_search(model, torch.empty(0, 3, 4), torch.empty(0).long()) == []
 
 
-@pytest.mark.filterwarnings("ignore:max_labels_per_frame")
 @pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
-@pytest.mark.parametrize("layers, null", [(1, 1.0), (2, 1.0), (1, -2.0)])
+@pytest.mark.parametrize("layers, null", [(1, 2.0), (2, 2.0), (3, 2.0), (2, -2.0)])
 def test_the_compiled_greedy_search_finds_what_tensor_operations_do(double, layers, null):
     """More utterances than are searched in step, with more labels than states are kept for."""
     torch.manual_seed(0)
-    model = Transducer(4, 5, 7, prediction_size=9, prediction_layers=layers)
-    with torch.no_grad():
-        for weights in model.parameters():
-            weights.mul_(15)
-        model.prediction_network.output.bias[NULL] += null
-    model = model.double() if double else model
-    num_frames = torch.randint(0, 12, (130,))
-    frames = torch.randn(130, 12, 4, dtype=torch.float64 if double else torch.float32)
-    found = greedy_search(model, frames, num_frames, 6)
-    with torch.no_grad():
-        f, num_vectors = model.transcription_network(frames, num_frames, backend="reference")
-        transcriptions = [f[b, :T] for b, T in enumerate(num_vectors.tolist())]
-        options = SearchOptions(max_labels_per_frame=6)
-        problem = Problem(transcriptions, model.prediction_network, None, 6, options)
+    kind = torch.float64 if double else torch.float32
+    network = PredictionNetwork(5, 9, layers).to(kind)
+    for weights in network.parameters():
+        weights.mul_(8)
+    transcriptions = [6 * torch.randn(T, 6).to(kind) for T in torch.randint(0, 12, (130,)).tolist()]
+    for f in transcriptions:
+        f[:, NULL] += null
+    problem = Problem(transcriptions, network, None, 6, SearchOptions(max_labels_per_frame=6))
+    found = greedy.greedy_searches(problem)
+    assert sum(one.num_bounded for one in found) > 400
+    assert max(len(one.labels) for one in found) > 2 * layers
+    assert layers == 1 or any(one.frames.count(0) > 4 for one in found)
     for module in (eager, reference):
-        expected = module.greedy_searches(problem)
-        assert max(len(one.labels) for one in expected) > 8
-        for ours, one in zip(found, expected, strict=True):
+        for ours, one in zip(found, module.greedy_searches(problem), strict=True):
             assert (ours.labels, ours.frames) == (one.labels, one.frames)
             assert ours.log_prob == pytest.approx(one.log_prob, rel=1e-9 if double else 1e-4)
+            assert ours.num_bounded == one.num_bounded
 
 
 def test_the_greedy_search_stops_at_its_bound():
     model = transducer(2, null=-40.0)
     with pytest.warns(UserWarning, match="= 4 was met in 3 of the 3 frames of item 0; hyp") as said:
         (h,) = greedy_search(model, frames_of(3), torch.tensor([3]), max_labels_per_frame=4)
-    assert h.frames == (0,) * 4 + (1,) * 4 + (2,) * 4
+    assert all(h.frames.count(t) <= 4 for t in range(3))
     assert said[0].filename == __file__
+
+
+def ways_to_leave(model, frames, most):
+    """Yield ln Pr and the labels of each way to leave one frame on the greedy path."""
+    [[f]] = model.transcription_network(frames)[0]
+    log_prob, labels = 0.0, ()
+    for _ in range(most + 1):
+        y = torch.tensor([labels], dtype=torch.int64)
+        scores = torch.log_softmax(f + model.prediction_network(y)[0, -1], 0)
+        yield log_prob + float(scores[NULL]), labels
+        k = int(scores.argmax())
+        if k == NULL:
+            return
+        log_prob, labels = log_prob + float(scores[k]), (*labels, k)
+
+
+@pytest.mark.filterwarnings(MET)
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_where_its_bound_is_met_the_greedy_search_leaves_in_the_most_probable_way(backend):
+    numbers = set()
+    for seed in range(20):
+        model, frames = transducer(3, seed, sharpness=60.0, null=-4.0, num_layers=2), frames_of(1)
+        ways = list(ways_to_leave(model, frames, 4))
+        if len(ways) == 5:  # otherwise the path ends by itself
+            log_prob, labels = max(ways, key=lambda way: way[0])
+            (h,) = greedy_search(model, frames, torch.tensor([1]), 4, backend=backend)
+            assert h.labels == labels and h.frames == (0,) * len(labels)
+            assert h.log_prob == pytest.approx(log_prob)
+            numbers.add(len(labels))
+    assert 0 in numbers and len(numbers) > 1
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_a_label_a_little_more_probable_than_null_is_not_repeated_to_the_bound(backend):
+    network = PredictionNetwork(1, 3)
+    for weights in network.parameters():
+        weights.zero_()
+    f = torch.tensor([[2.0, 0.0], [0.0, 0.5], [2.0, 0.0]])  # of null and the label
+    searches = {"cpu": greedy, "eager": eager, "reference": reference}
+    [found] = searches[backend].greedy_searches(Problem([f], network, None, 2, SearchOptions()))
+    assert found.labels == () and found.num_bounded == 1
+    log_null = torch.log_softmax(f.double(), 1)[:, NULL].sum()
+    assert found.log_prob == pytest.approx(float(log_null), abs=1e-6)
 
 
 @pytest.mark.parametrize("backend", ALL_BACKENDS)

@@ -48,8 +48,9 @@ from transduce import (
 )
 from transduce.architectures import ContinuousTransducer
 from transduce.data.batches import Batch as TrainingBatch
-from transduce.decoding import utterances
+from transduce.decoding import cuda, reference, utterances
 from transduce.decoding.generation import GenerationOptions, generate
+from transduce.decoding.problem import Problem
 from transduce.kernels.nvrtc import full_float32_matmul
 from transduce.lattice.consistency import lattice_symmetric_kl
 from transduce.lattice.distillation import distillation_losses
@@ -1032,22 +1033,25 @@ def test_a_batch_is_searched_at_once_as_by_the_sequential_loop(width, how, ragge
                 assert ours.confidence == pytest.approx(theirs.confidence, abs=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:max_labels_per_frame")
-@pytest.mark.parametrize("null", [0.0, -3.0, -9.0])
-def test_the_greedy_search_of_a_batch_is_the_cpus(null):
+@pytest.mark.parametrize("null", [15.0, 9.0, -9.0])
+def test_the_greedy_search_of_a_batch_is_the_references(null):
     torch.manual_seed(2)
-    model = Transducer(4, 39, 20, 2, prediction_size=128)
+    network = PredictionNetwork(39, 128)
+    transcriptions = [6 * torch.randn(T, 40) for T in (30, 0, 1, 29, 30, 5, 17, 18, 30)]
     with torch.no_grad():
-        for network in (model.prediction_network, model.transcription_network):
-            network.output.weight *= 10
-    frames, num_frames = torch.randn(9, 30, 4), torch.tensor([30, 0, 1, 29, 30, 5, 17, 18, 30])
-    options = {"max_labels_per_frame": 3, "null_bias": null}
-    expected = greedy_search(model, frames, num_frames, backend="reference", **options)
-    found = greedy_search(model.cuda(), frames.cuda(), num_frames.cuda(), **options)
+        for weights in network.parameters():
+            weights *= 5
+        for f in transcriptions:
+            f[:, 0] += null
+    options = SearchOptions(max_labels_per_frame=3)
+    expected = reference.greedy_searches(Problem(transcriptions, network, None, 40, options))
+    on_gpu = [f.cuda() for f in transcriptions]
+    found = cuda.greedy_searches(Problem(on_gpu, network.cuda(), None, 40, options))
     for one, other in zip(found, expected, strict=True):
         assert (one.labels, one.frames) == (other.labels, other.frames)
         assert one.log_prob == pytest.approx(other.log_prob, abs=1e-4)
-    assert any(one.labels for one in expected)
+        assert one.num_bounded == other.num_bounded
+    assert any(len(one.labels) > 5 and one.num_bounded for one in expected)
 
 
 class StatelessPredictor(torch.nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor
 from transduce.alphabet import NULL
 from transduce.decoding.hypothesis import Found, Greedy, check_prediction
 from transduce.decoding.problem import Problem, padded
-from transduce.decoding.protocols import log_probs, put_rows, rows_of
+from transduce.decoding.protocols import State, log_probs, put_rows, rows_of
 from transduce.decoding.trie import Trie
 
 # Hypotheses expanded at once: W, or this many of a narrower beam. More rows make better use of a
@@ -160,12 +160,19 @@ def greedy_searches(problem: Problem) -> list[Greedy]:
     num_bounded, largest = torch.zeros_like(nulls), g.amax()
     for t in range(T):
         here = t < num_vectors  # the utterances whose alignment is at this frame
+        begun = log_prob.clone()
         for emitted in range(most + 1):
             scores = log_probs(f[:, t], g, problem.joint)
             best, output = scores.max(-1)
             if emitted == most:
-                num_bounded += here & (output != NULL)
-                best, output = scores[:, NULL], nulls
+                bounded = here & (output != NULL)
+                num_bounded += bounded
+                here = here & ~bounded
+                for b in bounded.nonzero()[:, 0].tolist():
+                    row = torch.tensor([b], device=device)
+                    kept, log_prob[b], reached = _leave(problem, labels[b], f[row, t], begun[b])
+                    del labels[b][kept:], frames[b][kept:]
+                    g, state = g.index_copy(0, row, reached[0]), put_rows(state, row, reached[1])
             log_prob += torch.where(here, best, 0.0)
             here = here & (output != NULL)
             rows = here.nonzero()[:, 0]
@@ -183,3 +190,29 @@ def greedy_searches(problem: Problem) -> list[Greedy]:
         Greedy(tuple(y), tuple(when), *numbers)
         for y, when, *numbers in zip(labels, frames, *columns, strict=True)
     ]
+
+
+def _leave(
+    problem: Problem, labels: list[int], f: Tensor, log_prob: Tensor
+) -> tuple[int, Tensor, tuple[Tensor, State]]:
+    """Leave a frame, f [1, K+1], whose last labels meet the bound, in the most probable way.
+
+    `log_prob` is that of the labels before the frame. Return how many labels to keep, the
+    log-probability of null after them, and the prediction network's output and state there. All
+    labels are stepped again, because this is rare.
+    """
+    network, begun = problem.network, len(labels) - problem.max_labels_per_frame
+    here: tuple[Tensor, State] = network.step(
+        torch.full((1,), NULL, device=f.device), network.start(1)
+    )
+    best = log_prob.new_full((), -torch.inf), 0, here
+    for number, label in enumerate([*labels, NULL]):
+        if number >= begun:
+            [scores] = log_probs(f, here[0], problem.joint)
+            leaving = log_prob + scores[NULL]
+            if number == begun or leaving > best[0]:
+                best = leaving, number, here
+            log_prob = log_prob + scores[label]
+        if label != NULL:
+            here = network.step(torch.tensor([label], device=f.device), here[1])
+    return best[1], best[0], best[2]

@@ -100,12 +100,18 @@ def _greedy_search(problem: Problem, transcription: Tensor) -> Greedy:
     frames: list[int] = []
     log_prob, num_bounded = 0.0, 0
     for t in range(len(transcription)):
+        leaving: list[float] = []  # ln Pr of null after each number of labels in this frame
         for emitted in range(problem.max_labels_per_frame + 1):
             outputs = log_pr(tuple(labels), t)
             k = int(outputs.argmax())
+            leaving.append(log_prob + float(outputs[NULL]))
             if k != NULL and emitted == problem.max_labels_per_frame:
+                # Departure: the most probable way to leave the frame, of those on the path.
                 num_bounded += 1
-                k = NULL
+                log_prob = max(leaving)
+                kept = len(labels) - emitted + leaving.index(log_prob)
+                del labels[kept:], frames[kept:]
+                break
             log_prob += float(outputs[k])
             if k == NULL:
                 break

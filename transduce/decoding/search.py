@@ -128,8 +128,8 @@ def greedy_search(
 ) -> list[Hypothesis]:
     """Return the alignment that takes the most probable output at every node, for each utterance.
 
-    After `max_labels_per_frame` labels in a frame it takes null; a warning says where that was not
-    the most probable output.
+    Where a frame has `max_labels_per_frame` labels and null is still not the most probable output,
+    it goes back to the most probable way to leave the frame; a warning says where.
     """
     options = SearchOptions(max_labels_per_frame=max_labels_per_frame, null_bias=null_bias)
     lengths = check_frames(frames, num_frames)

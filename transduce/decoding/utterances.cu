@@ -188,7 +188,9 @@ extern "C" __global__ void greedy(const integer *transcriptions, const integer *
   const F *f = (const F *)transcriptions[b];
   int *labels = all_labels + b * room, *frames = all_frames + b * room;
   int length = (int)num_vectors[b], num_labels = 0, num_bounded = 0, emitted = 0, t = 0;
-  double log_prob = 0;
+  // The most probable way to leave the frame so far: its ln Pr, and the labels before it.
+  double log_prob = 0, leaving = 0;
+  int kept = 0;
   for (int at = threadIdx.x; at < LAYERS * H; at += blockDim.x) path.h[at] = path.s[at] = 0;
   if (threadIdx.x == 0) path.bad = 0;
   int last = 0;  // label
@@ -220,11 +222,13 @@ extern "C" __global__ void greedy(const integer *transcriptions, const integer *
     }
     __syncthreads();
     last = 0;
-    for (int i = 0; i < ahead && last == 0; i++) {
+    bool bounded = false;
+    for (int i = 0; i < ahead && last == 0 && !bounded; i++) {
       int k = path.best[i];
+      if (emitted == 0 || log_prob + path.log_null[i] > leaving)
+        leaving = log_prob + path.log_null[i], kept = num_labels;
       if (k > 0 && emitted == most) {
-        num_bounded++;
-        log_prob += path.log_null[i];
+        bounded = true;
         k = 0;
       } else {
         log_prob += path.log_best[i];
@@ -237,7 +241,17 @@ extern "C" __global__ void greedy(const integer *transcriptions, const integer *
         emitted++;
       }
     }
-    if (last > 0) {
+    if (bounded) {  // Departure: leave the frame in the most probable way on the path
+      num_bounded++;
+      log_prob = leaving;
+      num_labels = kept;
+      __syncthreads();  // the labels are written
+      for (int at = threadIdx.x; at < LAYERS * H; at += blockDim.x) path.h[at] = path.s[at] = 0;
+      for (int u = -1; u < num_labels; u++) {  // all are stepped again, because this is rare
+        last = u < 0 ? 0 : labels[u];
+        step_prefixes(1, zero, label, zero, weights, path.step, path.h, path.s, path.g, &path.bad);
+      }
+    } else if (last > 0) {
       if (num_labels == room) break;
       if (threadIdx.x == 0) labels[num_labels] = last, frames[num_labels] = t;
       num_labels++;

@@ -24,7 +24,7 @@ from transduce.decoding.problem import Problem, padded
 from transduce.kernels.simd.options import compiled
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 
-ROOM = 4  # states kept for each utterance of a block: memory against how often they are compacted
+ROOM = 5  # states kept for each utterance of a block: memory against how often they are compacted
 
 
 class Utterances(NamedTuple):
@@ -145,9 +145,13 @@ def _search_block(rows, utterances, weights, paths, past):
         step_prefixes(0, 1, weights, parent, label, h, s, g)  # the empty sequence, which all share
     node, used = np.zeros(n, np.int64), 1
     largest[rows[0]] = _largest(g[:1])
-    emitting = np.empty(n, np.int64)
+    emitting, bounded = np.empty(n, np.int64), np.empty(n, np.int64)
+    begun = np.zeros(n, np.int64)  # the node with which each utterance began the frame
+    # The most probable way to leave the frame so far: its ln Pr, and the labels before it.
+    leaving, kept = np.empty(n), np.empty(n, np.int64)
     for t in range(lengths[rows].max()):
-        count = 0
+        begun[:] = node
+        count = num_of_bounded = 0
         for i in range(n):
             if t < lengths[rows[i]]:
                 emitting[count] = i
@@ -155,15 +159,18 @@ def _search_block(rows, utterances, weights, paths, past):
         emitted = 0
         while count > 0:
             if used + count > size:
-                used = _give_up_past(node, h, s, g)
+                used = _give_up_past(node, begun, h, s, g)
             first, num_before, count = used, count, 0
             for j in range(num_before):
                 i = emitting[j]
                 b = rows[i]
                 k, log_best, log_null = _best(f[b, t], g[node[i]])
+                if emitted == 0 or log_prob[b] + log_null > leaving[i]:
+                    leaving[i], kept[i] = log_prob[b] + log_null, emitted
                 if k > 0 and emitted == max_labels_per_frame:
-                    num_bounded[b] += 1
-                    k, log_best = 0, log_null
+                    bounded[num_of_bounded] = i
+                    num_of_bounded += 1
+                    continue
                 log_prob[b] += log_best
                 if k > 0:
                     labels[b, num_labels[b]], times[b, num_labels[b]] = k, t
@@ -176,6 +183,21 @@ def _search_block(rows, utterances, weights, paths, past):
             step_prefixes(first, used, weights, parent, label, h, s, g)
             largest[rows[0]] = max(largest[rows[0]], _largest(g[first:used]))
             emitted += 1
+        # Departure: where the bound is met, leave the frame in the most probable way on the path.
+        for j in range(num_of_bounded):
+            i = bounded[j]
+            b = rows[i]
+            num_bounded[b] += 1
+            log_prob[b], node[i] = leaving[i], begun[i]
+            first = num_labels[b] - max_labels_per_frame
+            num_labels[b] = first + kept[i]
+            for u in range(first, num_labels[b]):
+                if used == size:
+                    used = _give_up_past(node, begun, h, s, g)
+                parent[used], label[used] = node[i], labels[b, u]
+                step_prefixes(used, used + 1, weights, parent, label, h, s, g)
+                node[i] = used
+                used += 1
     if goes_on:
         past.h[0], past.s[0], past.g[0] = h[node[0]], s[node[0]], g[node[0]]
 
@@ -213,12 +235,17 @@ def _largest(g):
 
 
 @compiled
-def _give_up_past(node, h, s, g):
-    """Move the states that utterances are at to the front; return their number."""
-    place, before = -1, -1
-    for i in np.argsort(node):
-        if node[i] != before:
-            place, before = place + 1, node[i]
+def _give_up_past(node, begun, h, s, g):
+    """Move the states that utterances are at, or began the frame at, to the front; return how many.
+
+    Rewrite `node` and `begun`.
+    """
+    place, before, n = -1, -1, node.size
+    both = np.concatenate((node, begun))
+    for i in np.argsort(both):
+        if both[i] != before:
+            place, before = place + 1, both[i]
             h[place], s[place], g[place] = h[before], s[before], g[before]
-        node[i] = place
+        both[i] = place
+    node[:], begun[:] = both[:n], both[n:]
     return place + 1
