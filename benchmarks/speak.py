@@ -32,7 +32,7 @@ from transduce.training.recipe import read_recipe
 
 POSITIONS = 10  # parts of a recording, each with a Gaussian of its own
 TAKES = 5  # samples of each input
-TEMPERATURES = (0.0, 0.3, 0.6, 1.0)
+GENERATIONS = ((0.0, "median"), (0.4, "median"), (0.7, "median"), (1.0, "median"), (1.0, "drawn"))
 
 
 def main() -> None:
@@ -147,14 +147,16 @@ def _heard(model: Model, recogniser: Model, test: Sequence[Example]) -> list[lis
     ]
     rows.append(["the same from their spectrograms", *_understood(recogniser, back, said)])
     inputs = sorted(set(said))
-    for temperature in TEMPERATURES:
-        takes = TAKES if temperature else 1
-        asked = [symbols for symbols in inputs for _ in range(takes)]
-        speech = model.speak([" ".join(symbols) for symbols in asked], temperature=temperature)
-        assert isinstance(speech, list)
-        silence = torch.zeros(hears.sample_rate // 10)  # where nothing is said
-        sounds = [one.samples if len(one.frames) else silence for one in speech]
-        name = f"generated, temperature {temperature:g}"
+    for temperature, durations in GENERATIONS:
+        asked, sounds = list[Symbols](), list[Tensor]()
+        for seed in range(TAKES if temperature else 1):
+            options = {"temperature": temperature, "durations": durations, "seed": seed}
+            speech = model.speak(list(inputs), **options)
+            assert isinstance(speech, list)
+            asked += inputs
+            silence = torch.zeros(hears.sample_rate // 10)  # where nothing is said
+            sounds += [one.samples if len(one.frames) else silence for one in speech]
+        name = f"generated, temperature {temperature:g}, durations {durations}"
         rows.append([name, *_understood(recogniser, sounds, asked)])
     return rows
 

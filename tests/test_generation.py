@@ -11,6 +11,7 @@ from transduce.decoding.generation import GenerationOptions, generate
 from transduce.lattice.mixtures import mixture_at, mixture_of
 
 D, M = 2, 2
+MEANS = GenerationOptions(temperature=0.0)
 
 
 def network_of(num_symbols=3, **options):
@@ -44,7 +45,7 @@ def test_the_number_of_outputs_at_an_input_is_their_median(probability, outputs)
     # The median of a geometric distribution: the smallest n with (1 - p)^(n + 1) below one half.
     assert (1 - probability) ** (outputs + 1) < 0.5 <= (1 - probability) ** outputs
     for found, length in zip(
-        generate(planted(null=logit(probability)), *batch(3, 1)), (3, 1), strict=True
+        generate(planted(null=logit(probability)), *batch(3, 1), MEANS), (3, 1), strict=True
     ):
         assert found.inputs == tuple(t for t in range(length) for _ in range(outputs))
         assert found.outputs.shape == (length * outputs, D)
@@ -52,7 +53,7 @@ def test_the_number_of_outputs_at_an_input_is_their_median(probability, outputs)
 
 def test_an_output_is_the_mean_of_the_most_probable_component():
     network = planted(null=logit(0.4), logits=(1.0, 2.0), means=(1.0, 2.0, 3.0, 4.0))
-    [found] = generate(network, *batch(2))
+    [found] = generate(network, *batch(2), MEANS)
     assert_close(found.outputs, torch.tensor([[3.0, 4.0]] * 2))
 
 
@@ -61,7 +62,7 @@ def test_each_output_is_read_before_the_next():
     network = network_of(product_rank=3).eval()
     frames, num_frames = batch(4, 2)
     for found, ids, length in zip(
-        generate(network, frames, num_frames), frames, (4, 2), strict=True
+        generate(network, frames, num_frames, MEANS), frames, (4, 2), strict=True
     ):
         f, g, _ = network(ids[None, :length], torch.tensor([length]), found.outputs[None])
         for u, (t, vector) in enumerate(zip(found.inputs, found.outputs, strict=True)):
@@ -70,16 +71,17 @@ def test_each_output_is_read_before_the_next():
 
 
 def test_samples_have_the_probabilities_of_the_model():
-    null, share, count = 0.25, 0.8, 4000
+    null, share, count = 0.25, 0.8, 1500
     network = planted(
         null=logit(null), logits=(0.0, logit(share)), means=(-9.0, -9.0, 9.0, 9.0), precision=1.0
     )
-    found = generate(network, *batch(*[1] * count), GenerationOptions(temperature=1.0))
-    lengths = torch.tensor([float(len(one.outputs)) for one in found])
-    assert_close(lengths.mean(), torch.tensor((1 - null) / null), rtol=0.05, atol=0)
-    outputs = torch.cat([one.outputs for one in found])
+    [found] = generate(network, *batch(count), GenerationOptions(1.0, "drawn"))
+    outputs = found.outputs
+    assert len(outputs) / count == pytest.approx((1 - null) / null, rel=0.1)
+    lengths = torch.bincount(torch.tensor(found.inputs), minlength=count)
+    assert (lengths == 0).float().mean() == pytest.approx(null, rel=0.1)
     is_second = outputs[:, 0] > 0
-    assert_close(is_second.float().mean(), torch.tensor(share), rtol=0.02, atol=0)
+    assert_close(is_second.float().mean(), torch.tensor(share), rtol=0.05, atol=0)
     # 0 and 1, each bounded by softplus: 2 c - softplus(c) - softplus(c - 1)
     c = -math.log(0.1)
     log_precision = 2 * c - math.log1p(math.exp(c)) - math.log1p(math.exp(c - 1))
@@ -90,28 +92,30 @@ def test_samples_have_the_probabilities_of_the_model():
 def test_a_lower_temperature_scales_the_deviations_and_sharpens_the_weights():
     network = planted(null=logit(0.1), logits=(0.0, 1.0), means=(-9.0, -9.0, 9.0, 9.0))
     one, half = (
-        torch.cat([x.outputs for x in generate(network, *batch(*[1] * 1000), GenerationOptions(t))])
-        for t in (1.0, 0.5)
+        generate(network, *batch(300), GenerationOptions(t, "drawn"))[0].outputs for t in (1.0, 0.5)
     )
     shares = [(x[:, 0] > 0).float().mean() for x in (one, half)]
-    assert_close(shares[0], torch.tensor(1.0).sigmoid(), rtol=0.02, atol=0)
-    assert_close(shares[1], torch.tensor(2.0).sigmoid(), rtol=0.02, atol=0)
+    assert_close(shares[0], torch.tensor(1.0).sigmoid(), rtol=0.05, atol=0)
+    assert_close(shares[1], torch.tensor(2.0).sigmoid(), rtol=0.05, atol=0)
     deviations = [x[x[:, 0] > 0].std() for x in (one, half)]
-    assert_close(deviations[1], deviations[0] / 2, rtol=0.03, atol=0)
+    assert_close(deviations[1], deviations[0] / 2, rtol=0.05, atol=0)
 
 
-def test_a_seed_gives_the_same_outputs_again():
+def test_a_seed_gives_the_same_outputs_again_whatever_else_is_in_the_batch():
     network = planted(null=logit(0.1))
-    first, again, other = (
-        generate(network, *batch(3, 2), GenerationOptions(1.0, seed=seed)) for seed in (7, 7, 8)
+    first, again, other, alone = (
+        generate(network, *batch(*lengths), GenerationOptions(1.0, "drawn", seed=seed))
+        for seed, lengths in ((7, (3, 2)), (7, (3, 2)), (8, (3, 2)), (7, (2,)))
     )
     assert all(torch.equal(a.outputs, b.outputs) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0].outputs[:1], other[0].outputs[:1])
+    assert first[1].inputs == alone[0].inputs
+    assert_close(first[1].outputs, alone[0].outputs)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_bound_ends_the_outputs_of_each_input_and_says_so(temperature):
-    options = GenerationOptions(temperature, max_outputs_per_input=4)
+@pytest.mark.parametrize("durations", ["median", "drawn"])
+def test_the_bound_ends_the_outputs_of_each_input_and_says_so(durations):
+    options = GenerationOptions(0.5, durations, max_outputs_per_input=4)
     with pytest.warns(UserWarning, match="max_outputs_per_input 4 ended the outputs at 3 inputs"):
         found = generate(planted(null=-50.0), *batch(2, 1), options)
     assert [one.inputs for one in found] == [(0,) * 4 + (1,) * 4, (0,) * 4]
@@ -127,8 +131,12 @@ def test_a_network_in_training_generates_as_in_use_and_stays_in_training():
 
 @pytest.mark.parametrize(
     "options, problem",
-    [({"temperature": -1.0}, "temperature"), ({"max_outputs_per_input": 0}, "max")],
+    [
+        ({"temperature": -1.0}, "temperature must be at least"),
+        ({"max_outputs_per_input": 0}, "max_outputs_per_input must be at least"),
+        ({"durations": "long"}, "durations must be median or drawn, not 'long'"),
+    ],
 )
 def test_a_wrong_option_is_named(options, problem):
-    with pytest.raises(ValueError, match=f"{problem}.* must be at least"):
+    with pytest.raises(ValueError, match=problem):
         GenerationOptions(**options)

@@ -389,7 +389,7 @@ def test_a_continuous_transducer_trains_and_generates_as_on_the_cpu():
         assert all(len(one.outputs) for one in generated)
     assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
     drawn = [
-        generate(network, here.frames, here.num_frames, GenerationOptions(1.0, seed=3))
+        generate(network, here.frames, here.num_frames, GenerationOptions(1.0, "drawn", seed=3))
         for _ in "ab"
     ]
     for one, other in zip(*drawn, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -24,7 +24,8 @@ def speak(
     *,
     speaker: str | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
-    temperature: float = 0.0,
+    temperature: float = 0.4,
+    durations: Literal["median", "drawn"] = "median",
     seed: int = 0,
     device: Device = "cpu",
 ) -> None:
@@ -45,15 +46,16 @@ def speak(
     output
         The WAV file to write; by default speech.wav.
     temperature
-        0 says what is most probable. Above 0 the outputs are random; 1 draws them from the model's
-        own distribution.
+        How much the frames vary: 0 takes means, 1 draws from the model's own distribution.
+    durations
+        How long each symbol is said: median, or drawn at random.
     seed
         The seed of what is drawn.
     device
         The device to compute on.
     """
     with user_errors():
-        options = GenerationOptions(temperature=temperature, seed=seed)
+        options = GenerationOptions(temperature, durations, seed=seed)
         path = output or Path("speech.wav")
         if path.suffix.lower() != ".wav":
             raise ValueError(f"{path} must end in .wav; sound is written as WAV")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -31,10 +31,13 @@ class ContinuousModel(Protocol):
 class GenerationOptions:
     """The options of a generation."""
 
-    # 0: the mean of the most probable component, and median durations. Above 0, null is drawn with
-    # its probability, the component with its logits divided by this, and the output with deviations
-    # times this; 1 draws from the model's own distribution
-    temperature: float = 0.0
+    # Of outputs. 0: the mean of the most probable component. Above 0, the component is drawn with
+    # its logit divided by this, and the output with deviations times this; 1: as the model has
+    # them. Means alone may repeat themselves, because what would lead on is left out
+    temperature: float = 0.4
+    # When null is taken. median: as soon as the probability of having emitted so many outputs at an
+    # input, the product of 1 - Pr(∅), is below one half; drawn: with its probability
+    durations: Literal["median", "drawn"] = "median"
     # Where so many outputs came from one input, the generation takes null there
     max_outputs_per_input: int = 100
     seed: int = 0  # of what is drawn
@@ -42,6 +45,8 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be at least 0, not {self.temperature}")
+        if self.durations not in ("median", "drawn"):
+            raise ValueError(f"durations must be median or drawn, not {self.durations!r}")
         if self.max_outputs_per_input < 1:
             raise ValueError(
                 f"max_outputs_per_input must be at least 1, not {self.max_outputs_per_input}"
@@ -65,8 +70,8 @@ def generate(
 ) -> list[Generated]:
     """Generate outputs for each input sequence of a batch.
 
-    With temperature 0, null is taken at the median of its time: as soon as the probability of
-    having emitted so many outputs at this input, the product of 1 - Pr(∅), is below one half.
+    The outputs of an input do not depend on the rest of the batch: each has random numbers of its
+    own, which begin with the same seed. Temperature 1 and drawn durations draw from the model.
     """
     options = options or GenerationOptions()
     with eval_mode(model):
@@ -88,7 +93,7 @@ class _Generation:
         self.sizes = (model.num_components, model.output_size)
         self.f, self.size = mixture_of(f, *self.sizes), model.output_size
         B, device = len(num_vectors), f.device
-        self.draw = torch.Generator(device).manual_seed(options.seed)
+        self.draws = [torch.Generator().manual_seed(options.seed) for _ in range(B)]
         self.t = torch.zeros(B, dtype=torch.int64, device=device)
         self.stayed = torch.ones(B, device=device)  # the probability of no null so far at t
         self.counts = torch.zeros_like(self.t)  # outputs at t
@@ -111,7 +116,7 @@ class _Generation:
             emitting = rows[~is_null]
             if not len(emitting):
                 continue
-            vectors = self._emitted(Mixture(*(part[~is_null] for part in node)))
+            vectors = self._emitted(emitting, Mixture(*(part[~is_null] for part in node)))
             self.counts[emitting] += 1
             state = tuple(part[emitting] for part in self.state)
             self.g[emitting], after = self.network.step(vectors, state)
@@ -135,9 +140,9 @@ class _Generation:
     def _is_null(self, rows: Tensor, logits: Tensor) -> Tensor:
         """Return which of the sequences `rows` take null, [N], at nodes with these logits."""
         probability = logits.sigmoid()
-        if self.options.temperature:
-            drawn = torch.rand(len(rows), generator=self.draw, device=rows.device)
-            is_null = drawn < probability
+        if self.options.durations == "drawn":
+            drawn = [torch.rand((), generator=self.draws[b]) for b in rows.tolist()]
+            is_null = torch.stack(drawn).to(rows.device) < probability
         else:
             self.stayed[rows] *= 1 - probability
             is_null = self.stayed[rows] < 0.5
@@ -145,15 +150,20 @@ class _Generation:
         self.num_bounded += int(bounded.sum())
         return is_null | bounded
 
-    def _emitted(self, node: Mixture) -> Tensor:
-        """Return the mean of the most probable component, or a sample, of each mixture, [N, D]."""
+    def _emitted(self, rows: Tensor, node: Mixture) -> Tensor:
+        """Return the mean of the most probable component, or a sample, of each mixture, [N, D].
+
+        The mixtures are those of the sequences `rows`.
+        """
         logits, temperature = node.logits[:, 1:], self.options.temperature
-        rows = torch.arange(len(logits), device=logits.device)
+        each = torch.arange(len(logits), device=logits.device)
         if not temperature:
-            return node.means[rows, logits.argmax(-1)]
-        weights = (logits / temperature).softmax(-1)
-        component = weights.multinomial(1, generator=self.draw)[:, 0]
-        shape = (len(logits), self.size)
-        noise = torch.randn(shape, generator=self.draw, device=logits.device)
-        deviation = (-node.log_precisions[rows, component] / 2).exp()
-        return node.means[rows, component] + temperature * deviation * noise
+            return node.means[each, logits.argmax(-1)]
+        draws = [self.draws[b] for b in rows.tolist()]
+        # The largest of logits with Gumbel noise is a sample of their softmax.
+        uniform = torch.stack([torch.rand(logits.shape[1], generator=draw) for draw in draws])
+        gumbel = -(-uniform.clamp(min=1e-20).log()).log().to(logits.device)
+        component = (logits / temperature + gumbel).argmax(-1)
+        noise = torch.stack([torch.randn(self.size, generator=draw) for draw in draws])
+        deviation = (-node.log_precisions[each, component] / 2).exp()
+        return node.means[each, component] + temperature * deviation * noise.to(logits.device)

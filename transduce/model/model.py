@@ -237,20 +237,21 @@ class Model(TrainedModel):
 
     def speak(
         self,
-        source: str | list[str],
-        *,
-        temperature: float = 0.0,
-        max_outputs_per_input: int = 100,
-        seed: int = 0,
+        source: Source | list[Source],
+        **options: Any,
     ) -> Speech | list[Speech]:
         """Return the speech of an input, or of each of a list: that of a continuous transducer.
 
         model.speak("speaker=theo S EH V AH N").save("seven.wav")
 
-        The options are those of `GenerationOptions`.
+        The options are the fields of `GenerationOptions`.
         """
-        options = GenerationOptions(temperature, max_outputs_per_input, seed)
-        found = speak(self, source if isinstance(source, list) else [source], options)
+        known = [field.name for field in fields(GenerationOptions)]
+        for name in options:
+            if name not in known:
+                raise TypeError(f"speech has no option {name}; the options are {', '.join(known)}")
+        sources = source if isinstance(source, list) else [source]
+        found = speak(self, sources, GenerationOptions(**options))
         return found if isinstance(source, list) else found[0]
 
     def stream(

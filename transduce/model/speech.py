@@ -74,7 +74,7 @@ def speak(
 ) -> list[Speech]:
     """Generate the speech of each source, such as "speaker=theo S EH V AH N".
 
-    With a temperature, the same sources and the same seed give the same speech.
+    The same source and seed give the same speech, whatever the other sources are.
     """
     network, outputs = model.network, model.signature.outputs
     if not isinstance(network, ContinuousTransducer) or outputs is None:
