@@ -1,15 +1,17 @@
-"""The losses and searches of the three networks, against their definitions."""
+"""The losses and searches of the networks, against their definitions."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from transduce import SearchOptions, transducer_loss
-from transduce.architectures import NetworkConfig, build_network
+from transduce.architectures import ContinuousTransducer, NetworkConfig, build_network
 from transduce.data.batches import Batch, Example
 from transduce.data.pairs import Origin, Pair
 from transduce.lattice.consistency import lattice_symmetric_kl, symmetric_kl
+from transduce.lattice.mixtures import mixture_loss
 
 KINDS = ["transducer", "ctc", "prediction"]
 
@@ -143,3 +145,71 @@ def test_only_the_transducer_finds_timings_and_a_predictor_finds_nothing():
         ctc.search(BATCH, SearchOptions(2))
     with pytest.raises(ValueError, match="has no input to transcribe"):
         predictor.search(BATCH, SearchOptions(1, with_timings=False))
+
+
+# --- The continuous transducer ------------------------------------------------------------------
+
+
+def speaker(**options):
+    torch.manual_seed(0)
+    return ContinuousTransducer(3, 2, 4, prediction_size=4, num_components=3, **options)
+
+
+def spoken(frames, num_outputs):
+    draw = torch.Generator().manual_seed(num_outputs)
+    return replace(example(frames, [1]), labels=torch.randn(num_outputs, 2, generator=draw))
+
+
+SPOKEN = [spoken([1, 2, 3], 7), spoken([3], 2), spoken([2, 2], 0)]
+
+
+def test_the_continuous_transducers_loss_is_the_mixture_loss_of_its_two_networks():
+    network, batch = speaker(), Batch.of(SPOKEN)
+    f, num_frames = network.transcription_network(batch.frames, batch.num_frames)
+    g = network.prediction_network(batch.labels)
+    vectors = (f, g, batch.labels, num_frames, batch.num_labels)
+    assert torch.equal(network.losses(batch), mixture_loss(*vectors, num_components=3))
+
+
+def test_a_continuous_sequences_loss_does_not_depend_on_the_rest_of_the_batch():
+    network = speaker()
+    alone = [network.losses(Batch.of([one])) for one in SPOKEN]
+    torch.testing.assert_close(network.losses(Batch.of(SPOKEN)), torch.cat(alone))
+
+
+def test_a_continuous_transducer_never_reads_padding():
+    network, batch = speaker(), Batch.of(SPOKEN)
+    dirty = batch.labels.clone()
+    dirty[1, 2:], dirty[2] = torch.nan, torch.inf
+    found = []
+    for labels in (batch.labels, dirty):
+        network.zero_grad()
+        losses = network.losses(replace(batch, labels=labels))
+        losses.sum().backward()
+        found.append([losses.detach(), *(weights.grad for weights in network.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_feedback_has_noise_in_training_alone():
+    network, batch = speaker(feedback_noise=0.5), Batch.of(SPOKEN)
+    exact = speaker().losses(batch)
+    assert torch.equal(network.eval().losses(batch), exact)
+    torch.manual_seed(1)
+    first, again = (network.train().losses(batch) for _ in range(2))
+    assert not torch.equal(first[0], again[0])  # the noise is drawn anew
+    assert first[2] == exact[2]  # there is none where no output comes before
+
+
+def test_a_continuous_transducer_has_neither_search_nor_consistency():
+    network = speaker()
+    with pytest.raises(ValueError, match="outputs vectors, not labels"):
+        network.search(Batch.of(SPOKEN), SearchOptions())
+    with pytest.raises(ValueError, match="has no consistency loss"):
+        network.consistency_losses(Batch.of(SPOKEN).repeat(2))
+
+
+def test_losses_of_numbers_that_are_not_finite_are_nan():
+    network = speaker()
+    with torch.no_grad():
+        network.prediction_network.output.bias[0] = torch.inf
+    assert network.losses(Batch.of(SPOKEN)).isnan().all()

@@ -77,7 +77,7 @@ def test_an_unknown_setting_is_named_with_the_nearest_right_one(tmp_path, wrong,
         ("train.max_epochs", "1.5", 'train.max_epochs must be a whole number, not "1.5"'),
         ("train.max_epochs", "0", "train.max_epochs must be at least 1, not 0"),
         ("network.bidirectional", "maybe", "network.bidirectional must be true or false"),
-        ("network.network", "rnn", 'must be transducer, ctc or prediction, not "rnn"'),
+        ("network.network", "rnn", 'must be transducer, ctc, prediction or continuous, not "rnn"'),
         ("network.dropout", "1", "network.dropout must be at least 0 and below 1, not 1.0"),
         ("data.num_phones", "40", 'data.num_phones must be 61, 48 or 39, not "40"'),
         ("data.features.window", "-1", "data.features.window must be positive, not -1.0"),
@@ -215,7 +215,8 @@ def test_a_recipe_is_found_by_its_name_or_its_path(tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_the_recipes_that_ship_are_valid(path):
     recipe = read_recipe(path)
-    assert path.stem.endswith(recipe.network.network)
+    name = "digits" if recipe.network.network == "continuous" else recipe.network.network
+    assert path.stem.endswith(name)
     description, command = path.read_text().splitlines()[:2]
     assert description.startswith("# ") and description.endswith(".")
     assert command.startswith(f"# transduce train {path.stem}")
@@ -224,8 +225,14 @@ def test_the_recipes_that_ship_are_valid(path):
 def test_the_recipes_cover_the_paper_letters_speech_and_pairs():
     kinds = {f"{data}-{kind}" for data in ("paper", "letters") for kind in ("ctc", "prediction")}
     kinds |= {f"{data}-transducer" for data in ("paper", "letters", "speech", "pairs")}
-    kinds |= {"speech-ctc", "streaming-transducer", "cmudict-transducer", "sigmorphon-transducer"}
-    kinds |= {"stress-transducer"}
+    kinds |= {
+        "speak-digits",
+        "speech-ctc",
+        "streaming-transducer",
+        "cmudict-transducer",
+        "sigmorphon-transducer",
+        "stress-transducer",
+    }
     assert {path.stem for path in RECIPES} == kinds
 
 
