@@ -36,8 +36,7 @@ def main() -> None:
     for pair, line in zip(pairs, lines, strict=True):
         by_speaker[json.loads(line)["speaker"]].append(pair)
     rates = {
-        speaker: 100 * evaluate(model, said, options).error
-        for speaker, said in by_speaker.items()
+        speaker: 100 * evaluate(model, said, options).error for speaker, said in by_speaker.items()
     }
     print(machine())
     show(

@@ -16,7 +16,7 @@ from transduce.model.formats import Marked, subrip, textgrid, webvtt
 # A word is flagged if its misfit is above MISFIT: more replaced words found against more false
 # alarms. Of 249 right texts of LibriSpeech, 5 % have a flagged word (benchmarks/mismatch.py --set
 # dev). ACOUSTIC is how much the second opinion counts; words with less than DOUBT need none.
-MISFIT, PRIOR_PHONES, ACOUSTIC, DOUBT = 5.0, 2, 10.0, 3.0
+MISFIT, PRIOR_PHONES, ACOUSTIC, DOUBT = 3.2, 2, 10.0, 1.0
 TINY = 1e-10  # stands for a confidence of 0 in logarithms
 
 
