@@ -29,12 +29,14 @@ from pages import (
 import transduce as package
 from transduce import cli
 from transduce.cli.train import _overrides
-from transduce.settings import OptionError
-from transduce.training.recipe import read_recipe, recipe_file, shipped_recipes
+from transduce.settings import OptionError, setting_names
+from transduce.training.corpus import DataConfig
+from transduce.training.recipe import Recipe, read_recipe, recipe_file, shipped_recipes
 
 sys.path.insert(0, str(ROOT / "website"))
 import paper_in_code
 from equations import SECTIONS
+from settings_reference import field_comments
 
 SPEECH = "1089-134691-0019"  # of LibriSpeech's test-clean
 SPOKEN = "a voice from beyond the world was calling"
@@ -303,6 +305,16 @@ def test_the_page_of_the_paper_has_every_formula_beside_its_code(site):
         assert f'id="eq-{number}"' in page
     assert page.count("<math") == 22 and "add_prefixes" in page
     assert len(re.findall(r'<span class="hll"', page)) >= 22
+
+
+def test_the_page_of_settings_has_each_with_its_comment(site):
+    page = (site / "settings.html").read_text()
+    for name in setting_names(Recipe()):
+        assert f"<code>{name}</code>" in page, name
+    comments = field_comments(DataConfig)
+    assert comments["memory"].startswith("Gigabytes of frames: a training set with more is read")
+    assert comments["training"].startswith("a file, folder or pattern;")
+    assert comments["language"].startswith("of sigmorphon, such as kor")
 
 
 def test_links_into_the_repository_lead_to_pages_of_the_site(site):

@@ -11,10 +11,12 @@ import ast
 import json
 import os
 import re
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import paper_in_code
+import settings_reference
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
@@ -149,20 +151,20 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-_paper: str | None = None
-_commands: str | None = None
+@cache
+def generated_part(name: str) -> str:
+    """Return a part of a page that is made from the sources."""
+    makers = {
+        "the paper in code": lambda: paper_in_code.page(ROOT),
+        "commands": command_reference,
+        "settings": settings_reference.page,
+    }
+    return makers[name]()
 
 
 def generated_parts(markdown: str) -> str:
-    """Fill in the parts of pages that are made from the sources."""
-    global _paper, _commands
-    if (place := "<!-- generated: the paper in code -->") in markdown:
-        _paper = _paper or paper_in_code.page(ROOT)
-        markdown = markdown.replace(place, _paper)
-    if (place := "<!-- generated: commands -->") in markdown:
-        _commands = _commands or command_reference()
-        markdown = markdown.replace(place, _commands)
-    return markdown
+    """Fill in the parts of a page that are made from the sources."""
+    return re.sub(r"<!-- generated: (.*?) -->", lambda m: generated_part(m[1]), markdown)
 
 
 def command_reference() -> str:
