@@ -1,4 +1,5 @@
 import os
+import signal
 from pathlib import Path
 
 # Threads that wait asleep leave the cores to the other jobs of a busy machine. Before PyTorch is
@@ -7,6 +8,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
+
+# A process that a shell starts in the background ignores SIGINT, and tests of Ctrl-C would wait for
+# ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files that take longest start first, so that none is left over when the others have ended.
 LONGEST = ["machines", "explorer_page", "decoding", "cli", "serving", "training", "export"]
