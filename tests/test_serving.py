@@ -50,6 +50,9 @@ TRANSCRIPTIONS, PHONEMIZE = "/v1/audio/transcriptions", "/v1/phonemize"
 WORDS = ["abc", "cab", "bacca", "abba", "cabbac", "a", "bb"]
 
 
+TO_COMPILE = 600  # seconds at most until a service's kernels are compiled, on a busy machine too
+
+
 @pytest.fixture(scope="module")
 def models():
     ctc = NetworkConfig("ctc", hidden_size=4)
@@ -71,7 +74,7 @@ def started(models, key=None, **limits):
     """Start the thread of a service's models; yield the service."""
     service = Service(models, Limits(**limits), key)
     service.batcher.start()
-    until(lambda: service.batcher.is_ready.is_set() or service.batcher.has_failed, 200)
+    until(lambda: service.batcher.is_ready.is_set() or service.batcher.has_failed, TO_COMPILE)
     assert not service.batcher.has_failed
     try:
         yield service
@@ -300,7 +303,7 @@ def test_health_readiness_and_metrics_are_told(models):
     refused = client.post(PHONEMIZE, json={"input": "a"})
     assert "loading its models" in told(refused, 503) and refused.headers["retry-after"] == "1"
     service.batcher.start()
-    until(service.batcher.is_ready.is_set)
+    until(service.batcher.is_ready.is_set, TO_COMPILE)
     assert client.get("/ready").json() == {"status": "ready"}
     client.post(PHONEMIZE, json={"input": ["abc", "ab"]})
     sent(client, wav_bytes(sound()))
