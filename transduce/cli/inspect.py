@@ -64,6 +64,11 @@ def inspect(
 
             check_suffix(figure)
         settled = read_recipe(recipe_file(recipe))
+        if settled.network.network == "continuous":
+            raise ValueError(
+                f"inspect shows data as a recogniser reads them, and {recipe} speaks; give another "
+                "--recipe"
+            )
         notation: Notation = replace(settled.data.target_notation, split=split)
         with progress_bar(f"reading {path}", None) as advance:
             found = inspect_data(path, target, notation, settled, advance)
