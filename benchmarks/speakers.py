@@ -43,7 +43,7 @@ def main() -> None:
         f"{arguments.model}, width {arguments.beam_width}: errors by speaker, %",
         ["speaker", "utterances", "errors"],
         [
-            [speaker, len(by_speaker[speaker]), f"{rate:.1f}"]
+            [speaker, str(len(by_speaker[speaker])), f"{rate:.1f}"]
             for speaker, rate in sorted(rates.items(), key=lambda item: item[1])
         ],
     )
