@@ -59,6 +59,8 @@ def test_a_frame_does_not_depend_on_where_its_window_is():
 
 
 def test_the_compiled_frames_are_as_exact_as_those_of_pytorch():
+    """The root mean square of the errors is compared. The largest error is that of the logarithm of
+    one energy near 0, which differs fivefold from one draw to the next, in both."""
     wave = torch.randn(1, 16_000) / 10
     for settings_ in (FeatureSettings(), SPECTROGRAM, FeatureSettings("sherpa", num_channels=40)):
         features = Features(settings_)
@@ -66,4 +68,5 @@ def test_the_compiled_frames_are_as_exact_as_those_of_pytorch():
         plain = features(wave.requires_grad_())[0].detach()  # by PyTorch's own operations
         found = features(wave.detach())[0]
         assert not torch.equal(found, plain)
-        assert (found - exact).abs().max() <= 2 * (plain - exact).abs().max() + 1e-6
+        errors = [(frames - exact).square().mean().sqrt() for frames in (found, plain)]
+        assert errors[0] <= 2 * errors[1]
