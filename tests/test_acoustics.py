@@ -49,8 +49,8 @@ def test_short_spans_and_spans_beyond_the_sound_have_three_frames():
 
 def test_other_phones_that_fit_better_make_a_word_fit_less():
     phone = AlignedPhone("A", Boundaries(Edge(0, 0, 0), Edge(1, 1, 1), 1.0))
-    word = AlignedWord("a", (phone, phone), -16.0, ("B",))
-    other = AlignedWord("a", (phone, phone), -16.0, ("B",), 1.2)
-    assert word.misfit == 4.0 and word.doubtful and word.fits
-    assert other.misfit == pytest.approx(4.0 + ACOUSTIC * 1.2 / 4) and not other.fits
+    word = AlignedWord("a", (phone, phone), -12.0, ("B",))
+    other = AlignedWord("a", (phone, phone), -12.0, ("B",), 1.2)
+    assert word.misfit == 3.0 and word.doubtful and word.fits
+    assert other.misfit == pytest.approx(3.0 + ACOUSTIC * 1.2 / 4) and not other.fits
     assert not AlignedWord("a", (phone, phone), -3.9 * DOUBT, ("B",)).doubtful

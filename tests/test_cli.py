@@ -522,7 +522,7 @@ def test_a_precision_that_needs_a_gpu_is_refused_without_one(folder, command):
 
 def test_the_recipes_that_ship_are_listed_and_trained_by_name(tmp_path):
     done = transduce("recipes", folder=tmp_path)
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 12
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 14
     assert "\npairs-transducer       Text to text, from lines of source TAB target" in done.stdout
     (tmp_path / "pairs.tsv").write_text("a\tA\nb\tB\n")
     small = ("--network.hidden_size", 5, "--network.prediction_size", 5, "--train.max_epochs", 1)

@@ -120,7 +120,7 @@ def test_the_command_prints_tables_and_draws_a_figure(tmp_path):
         r"seconds +│ 0.50 to 0.65, median 0.57",
         r"samples a second +│ 16000",
         r"CTC cannot align +│ 0",
-        r"the largest step +│ [\d.]+ MB: 4 of up to 63 frames and 4 labels",
+        r"the largest step +│ [\d.]+ MB: 8 of up to 63 frames and 4 labels",
         r"symbols: a 5  b 5  ␣ 2",
         r"fewer than 10 times: ␣ a b",
         r"1 cannot be read:\n  .*all\.jsonl, line 5: the line is not JSON",

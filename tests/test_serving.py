@@ -931,7 +931,7 @@ def test_the_examples_of_the_documentation_run(tmp_path, monkeypatch, capsys):
     section = re.search(r"^## Serving\n(.*?)(?=^## |\Z)", page, re.M | re.S)[1]
     curls = re.findall(r"^curl .*", section, re.M)
     client, streamed = re.findall(r"```python\n(.*?)```", section, re.S)
-    assert len(curls) == 4
+    assert len(curls) == 5
     (tmp_path / "speech.wav").write_bytes(wav_bytes(sound(1.0)))
     monkeypatch.chdir(tmp_path)
     names = ["english-phone-recogniser", "english-pronouncer", "english-phone-streamer"]

@@ -182,7 +182,9 @@ def test_the_members_of_an_archive_are_not_kept_in_memory(tmp_path):
     path = write_tar(tmp_path / "a.tar", members)
     count = []
     read = partial(read_pairs, path, CHARACTERS)
-    assert extra_megabytes(lambda: count.append(sum(1 for _ in read()))) < 6
+    assert (
+        extra_megabytes(lambda: count.append(sum(1 for _ in read()))) < 12
+    )  # kept, they would take 30
     assert count == [10_000]
 
 

@@ -129,7 +129,7 @@ GUIDES = ("letters-to-sounds", "speech-to-phones", "own-encoder", "decoding", "a
 GUIDES += ("streaming", "export", "many-machines", "notebooks")
 RUN = [
     *(ROOT / "README.md", DOCS / "index.md", DOCS / "guide.md", DOCS / "explorer.md"),
-    *(DOCS / "analysis.md", DOCS / "deployment.md"),
+    *(DOCS / "analysis.md", DOCS / "deployment.md", DOCS / "pronunciations.md"),
     *(DOCS / "guides" / f"{name}.md" for name in GUIDES),
 ]
 

@@ -24,6 +24,7 @@ KINDS = {
     "transducer": "An additive transducer (RNN-T; Graves, 2012)",
     "ctc": "A CTC network (Graves et al., 2006)",
     "prediction": "A prediction network (predictor) that guesses the next label",
+    "continuous": "A continuous transducer, whose outputs are the frames of sound",
 }
 
 
@@ -86,6 +87,8 @@ def _network(config: NetworkConfig, signature: Signature, num_weights: int) -> s
     if config.backwards:
         parts.append("reading every sequence from its end")
     features, known = signature.features, f"{len(signature.targets)} labels"
+    if signature.outputs is not None:
+        known = f"outputs of {signature.outputs.size} numbers"
     if signature.sources is not None:
         known = f"{len(signature.sources)} source symbols and {known}"
     elif features is not None:
