@@ -946,10 +946,11 @@ def test_the_examples_of_the_documentation_run(tmp_path, monkeypatch, capsys):
         text = capsys.readouterr().out.strip()
         exec(streamed.replace("127.0.0.1:8000", address.removeprefix("http://")), {})
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["type"] == "final"
-    models, brief, verbose, words = answers
+    models, brief, verbose, words, looked_up = answers
     assert [model["id"] for model in models["data"]] == list(shipped)
     assert brief["text"] == verbose["text"] == text
     assert words["results"][0]["text"] == "T R AE N S D UW S ER"
+    assert looked_up["results"][0]["text"] == "ðə kæt"
 
 
 def test_the_documentation_names_every_limit_and_metric():

@@ -44,7 +44,7 @@ def test_several_hypotheses_print_with_their_input_probability_and_score():
 
 def test_timestamps_are_seconds_for_sound_and_vectors_otherwise():
     lines = heard().as_text(timestamps=True).splitlines()
-    assert lines[0] == "AA\t0.220\t0.250\t0.350\t0.900"  # start, peak, end, confidence
+    assert lines[0] == "AA\t0.205\t0.250\t0.350\t0.900"  # start, peak, end, confidence
     assert transcript().as_text(timestamps=True).splitlines()[:3] == [
         "AA\t2\t2\t5\t0.900",  # it lasts until the next
         "B\t5\t5\t5.5\t0.800",  # two labels divide a vector
@@ -60,7 +60,7 @@ def test_json_has_every_hypothesis_with_its_timings():
     [timing] = found["hypotheses"][1]["timings"]
     assert timing == {
         "symbol": "B",
-        "start": pytest.approx(0.43),  # LEAD before the peak, the middle of vector 4
+        "start": pytest.approx(0.415),  # LEAD before the peak, the middle of vector 4
         "peak": pytest.approx(0.46),
         "end": pytest.approx(0.56),  # LAST after the peak, because nothing follows
         "earliest": pytest.approx(0.31),  # the start of vector 3

@@ -17,10 +17,9 @@ from transduce.decoding.hypothesis import join_hypotheses
 from transduce.model.formats import textgrid
 
 # The interval of a label in sound, in seconds. A transducer emits a phone soon after it has begun.
-# Against the hand labels of 160 TIMIT sentences, these numbers place 63 % of the phones' starts and
-# 61 % of their ends within 20 ms, and tell speech from pauses in 95 % of the time. (Edges half-way
-# between peaks: 54, 54 and 94 %. Each phone from its vector to the next: 59, 56 and 91 %.)
-LEAD = 0.03  # a label starts at most so long before its peak
+# Against the hand labels of 160 TIMIT sentences, these numbers place 60 % of the boundaries within
+# 20 ms, and a LEAD of 0.03 places 54 % (benchmarks/boundaries.py TIMIT --emissions).
+LEAD = 0.045  # a label starts at most so long before its peak
 PAUSE = 0.25  # peaks further apart have a pause between them: fewer pauses against surer ones
 LAST = 0.1  # a label before a pause ends so long after its peak
 
