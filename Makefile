@@ -13,10 +13,11 @@ WHEEL_TEST ?= python3.11=2.11.0 python3.13=2.13.0
 demo: .venv/package
 	$(BIN)/transduce demo
 
+# `make test ALL=1` runs the slow tests too, as CI does.
 test: .venv/installed
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "$(if $(ALL),,not slow)"
 
-# Tests that take many seconds each; CI runs them too.
+# Tests that take many seconds each.
 test-slow: .venv/installed
 	$(PYTEST) -m slow
 
