@@ -13,11 +13,10 @@ WHEEL_TEST ?= python3.11=2.11.0 python3.13=2.13.0
 demo: .venv/package
 	$(BIN)/transduce demo
 
-# `make test ALL=1` runs the slow tests too, as CI does.
 test: .venv/installed
-	$(PYTEST) -m "$(if $(ALL),,not slow)"
+	$(PYTEST) -m "not slow"
 
-# Tests that take many seconds each.
+# Tests that take many seconds each; CI runs them too.
 test-slow: .venv/installed
 	$(PYTEST) -m slow
 
