@@ -16,7 +16,7 @@ demo: .venv/package
 test: .venv/installed
 	$(PYTEST) -m "not slow"
 
-# Tests that take many seconds each; CI runs them too.
+# Tests that take many seconds each; with them CI would take more than 15 minutes.
 test-slow: .venv/installed
 	$(PYTEST) -m slow
 
