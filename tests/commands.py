@@ -14,14 +14,8 @@ ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "TERM": "xterm"}
 MAIN = "from transduce.cli import main; main()"
 WORDS = ["ab", "ba", "aab", "bba", "abab", "a", "b", "bb", "aa", "abb", "baa", "bab"]
-RECIPE = """
-[data]
-corpus = "tsv"
-training = "pairs.tsv"
-validation = "pairs.tsv"
-test = "pairs.tsv"
-target_notation = { split = "spaces" }
-
+# A network that learns a dozen pairs by heart.
+SMALL = """
 [network]
 network = "NETWORK"
 hidden_size = 16
@@ -34,6 +28,14 @@ weight_noise = 0.0
 max_sequences = 12
 max_epochs = 40
 """
+RECIPE = f"""
+[data]
+corpus = "tsv"
+training = "pairs.tsv"
+validation = "pairs.tsv"
+test = "pairs.tsv"
+target_notation = {{ split = "spaces" }}
+{SMALL}"""
 
 
 class Done(NamedTuple):

@@ -5,7 +5,7 @@ import re
 import shlex
 
 import pytest
-from commands import ROOT, transduce
+from commands import ROOT, SMALL, WORDS, transduce
 
 from transduce import phonemize
 from transduce.data import dictionaries
@@ -31,7 +31,7 @@ can't K AE1 N T
 # A stress dictionary of two letters, which a small network learns by heart.
 TWO_LETTERS = {
     word: " ".join(("AE1" if i == 0 else "AE0") if c == "a" else "B" for i, c in enumerate(word))
-    for word in ("ab", "ba", "aab", "bba", "abab", "a", "b", "bb", "aa", "abb", "baa", "bab")
+    for word in WORDS
 }
 SPACES = 'target_notation = { split = "spaces" }'
 RECIPE = """
@@ -41,19 +41,7 @@ training = "dictionary"
 words = "words"
 stress = true
 num_validation = 2
-
-[network]
-network = "transducer"
-hidden_size = 16
-prediction_size = 16
-
-[train]
-optimiser = "adamw"
-learning_rate = 0.02
-weight_noise = 0.0
-max_sequences = 12
-max_epochs = 40
-"""
+""" + SMALL.replace("NETWORK", "transducer")
 
 
 @pytest.fixture
