@@ -5,9 +5,9 @@
     python benchmarks/bulk.py --manifest test.jsonl --sounds 2000 --words 1000000 --turns 3
 
 A manifest with fewer sounds is repeated. A loop is `Model.transcribe` for sounds and
-`pronunciations` for words, in memory; a shard reads a manifest or a text file, and writes JSON.
-Both take turns in one process, after a small turn each to warm up, and the medians count. CPU is
-the time of all threads, which other programs on the machine disturb less.
+`Pronouncer.pronounce` for words, in memory; a shard reads a manifest or a text file, and writes
+JSON. Both take turns in one process, after a small turn each to warm up, and the medians count. CPU
+is the time of all threads, which other programs on the machine disturb less.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from transduce import SearchOptions, cli, load
 from transduce.cli.bulk import BulkFlags
 from transduce.data.batches import Example
 from transduce.data.manifest import read_manifest
-from transduce.model.lines import pronunciations
+from transduce.model.lines import Pronouncer
 from transduce.model.model import SEARCHED_FRAMES, Model, batches_of
 from transduce.model.transcripts import Transcript, json_lines
 
@@ -174,8 +174,8 @@ def main() -> None:
             pronouncer, words = load("english-pronouncer"), make_words(asked.words)
             greedy = SearchOptions(with_timings=False)
             contenders = {
-                "a loop over pronunciations": lambda share: list(
-                    pronunciations(pronouncer, words[: int(share * len(words))], greedy)
+                "a loop over Pronouncer.pronounce": lambda share: list(
+                    Pronouncer(pronouncer).pronounce(words[: int(share * len(words))], greedy)
                 ),
                 "phonemize --shard 1/1": lambda share: shard(
                     cli.phonemize, str(part(words, share))
