@@ -242,7 +242,8 @@ def _kernel(
 def _layout(parts: int, B: int, D: int, H: int, size: int, device: int) -> Layout:
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     layout = layout_for(parts, B, D, H, size, processors, shared_memory(device))
-    assert layout is not None  # `fits`
+    if layout is None:  # `fits` asks for one sequence
+        raise ValueError(f"an LSTM layer of {H} units cannot run {B} sequences at once; give fewer")
     return layout
 
 
