@@ -31,7 +31,14 @@ from transduce.training.fit import NonFiniteLoss, TrainingError, fit, learning_r
 from transduce.training.pretraining import copy_prediction, copy_transcription
 from transduce.training.progress import Progress
 from transduce.training.recipe import TrainConfig, read_recipe, recipe_toml
-from transduce.training.teachers import label_examples, load_teachers, teacher_targets
+from transduce.training.teachers import (
+    Teacher,
+    candidate_targets,
+    exact_targets,
+    find_candidates,
+    label_examples,
+    load_teachers,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -171,9 +178,8 @@ def test_targets_are_the_labels_and_the_teachers_share(tmp_path):
     corpus = read_corpus(recipe.data)
     (example, *_) = corpus.training
     targets = [
-        teacher_targets(
-            *(load_teachers([teacher], corpus.signature), [example], [share], False),
-            torch.device("cpu"),
+        exact_targets(
+            load_teachers([teacher], corpus.signature), [example], [share], torch.device("cpu")
         )[0]
         for share in (0.0, 0.25, 1.0)
     ]
@@ -218,7 +224,7 @@ def test_a_teacher_may_have_its_symbols_in_another_order(tmp_path):
     examples, cpu = read_corpus(toy_recipe(tmp_path).data).training, torch.device("cpu")
     shares = [1.0] * len(examples)
     one, other = (
-        teacher_targets(load_teachers([path], signature), examples, shares, False, cpu)
+        exact_targets(load_teachers([path], signature), examples, shares, cpu)
         for path in (tmp_path / "teacher", tmp_path / "turned.safetensors")
     )
     for ours, theirs in zip(one, other, strict=True):
@@ -232,11 +238,12 @@ def test_teachers_of_both_directions_give_what_follows_in_their_candidates(tmp_p
     corpus, cpu = read_corpus(toy_recipe(tmp_path).data), torch.device("cpu")
     example = replace(corpus.training[0], labels=torch.tensor([3, 3, 1]))  # not what they find
     teachers = load_teachers(paths, corpus.signature)
-    [targets] = teacher_targets(teachers, [example], [1.0], backwards, cpu)
+    candidates = find_candidates(teachers, [example], cpu)
+    [targets] = candidate_targets([example], candidates, [1.0], 5, backwards)
     weights = {}
     for labels in {(3, 3, 1), *(teacher.outputs(Batch.of([example]))[0] for teacher in teachers)}:
         one = Batch.of([replace(example, labels=torch.tensor(labels))])
-        scores = [float(teacher.log_likelihoods(one)[0]) for teacher in teachers]
+        scores = [-load_model(path).network.losses(one)[0].item() for path in paths]
         weights[labels[:: -1 if backwards else 1]] = math.exp(sum(scores) / 2)
     read = (1, 3, 3) if backwards else (3, 3, 1)
     for u, row in enumerate(targets.tolist()):
@@ -245,6 +252,41 @@ def test_teachers_of_both_directions_give_what_follows_in_their_candidates(tmp_p
             followed = [w for y, w in begin.items() if (*y, 0)[u] == k]
             assert value == pytest.approx(sum(followed) / sum(begin.values()), abs=1e-3)
     assert len(weights) > 1
+    [half] = candidate_targets([example], candidates, [0.25], 5, backwards)
+    certain = torch.nn.functional.one_hot(torch.tensor([*read, 0]), 5)
+    torch.testing.assert_close(
+        half.float(), 0.75 * certain + 0.25 * targets.float(), atol=1e-3, rtol=0
+    )
+
+
+def test_candidates_are_found_once_for_all_runs_that_share_a_cache(tmp_path, monkeypatch):
+    paths = [teach(tmp_path, "forwards"), teach(tmp_path, "backwards", backwards=True)]
+    corpus, cpu, cache = read_corpus(toy_recipe(tmp_path).data), torch.device("cpu"), tmp_path / "c"
+    teachers, examples = load_teachers(paths, corpus.signature), corpus.training[:9]
+    found = find_candidates(teachers, examples, cpu, cache)
+    assert find_candidates(teachers, examples, cpu) == found
+    [file] = cache.iterdir()
+    monkeypatch.setattr(Teacher, "outputs", None)
+    assert find_candidates(teachers, examples, cpu, cache) == found
+    for others in ([*teachers[:1], *teachers[:1]], teachers[::-1]):
+        with pytest.raises(TypeError):  # other teachers have other candidates
+            find_candidates(others, examples, cpu, cache)
+    with pytest.raises(TypeError):
+        find_candidates(teachers, examples[1:], cpu, cache)
+    monkeypatch.undo()
+    file.write_bytes(file.read_bytes()[:-100])
+    assert find_candidates(teachers, examples, cpu, cache) == found
+
+
+def test_teachers_without_finite_likelihoods_are_refused(tmp_path):
+    paths = [teach(tmp_path, "forwards"), teach(tmp_path, "backwards", backwards=True)]
+    corpus = read_corpus(toy_recipe(tmp_path).data)
+    teachers = load_teachers(paths, corpus.signature)
+    with torch.no_grad():
+        teachers[1].network.transcription_network.output.bias[1] = -torch.inf
+    name = corpus.training[0].pair.name
+    with pytest.raises(TrainingError, match=f"likelihoods for {name} are not finite; check their"):
+        find_candidates(teachers, corpus.training[:1], torch.device("cpu"))
 
 
 def test_a_student_learns_from_inputs_that_teachers_of_both_directions_label(tmp_path):
@@ -264,8 +306,9 @@ def test_a_student_learns_from_inputs_that_teachers_of_both_directions_label(tmp
     assert "the teachers labelled 3 of 3 inputs without targets" in lines.getvalue()
     assert f"{len(corpus.training) + 3} training sequences" in lines.getvalue()
     teachers = load_teachers(paths, corpus.signature)
-    labelled = label_examples(teachers, corpus.unlabelled, torch.device("cpu"))
-    found = {one.pair.name: corpus.signature.text(one.labels.tolist()) for one in labelled}
+    candidates = find_candidates(teachers, corpus.unlabelled, torch.device("cpu"))
+    labelled = label_examples(corpus.unlabelled, candidates)
+    found = {one.pair.name: corpus.signature.text(one.labels.tolist()) for one, _ in labelled}
     assert found == {"cabcab": "CABCAB", "abdacd": "ABDACD", "dacabc": "DACABC"}
 
 

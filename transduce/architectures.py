@@ -26,7 +26,7 @@ from transduce.lattice.distillation import distillation_losses
 from transduce.lattice.loss import transducer_loss
 from transduce.lattice.mixtures import mixture_loss, num_parameters
 from transduce.networks import PredictionNetwork, TranscriptionNetwork, check_lookahead
-from transduce.sequences import zero_padding
+from transduce.sequences import reverse_padded, zero_padding
 from transduce.settings import check_at_least, check_at_most
 
 Hypotheses = tuple[Hypothesis, ...]  # of one input, best first
@@ -183,6 +183,17 @@ class Transducer(_Trainable):
             return losses, losses
         distilled, losses = distillation_losses(*(*lattice, batch.targets))
         return losses, distilled
+
+    def candidate_losses(
+        self, batch: Batch, rows: Tensor, labels: Tensor, num_labels: Tensor
+    ) -> Tensor:
+        """Return -ln Pr(y|x) in nats, [R], of labels [R, U], each for the input rows[r]."""
+        if self.backwards:
+            batch, labels = batch.reversed(), reverse_padded(labels, num_labels)
+        f, num_vectors = self.transcription_network(batch.frames, batch.num_frames)
+        lattice = (f[rows], self.prediction_network(labels), labels, num_vectors[rows], num_labels)
+        losses = _losses_if_not_finite(lattice)
+        return transducer_loss(*lattice) if losses is None else losses
 
     def search(
         self, batch: Batch, options: SearchOptions, *, backend: Backend = "auto"

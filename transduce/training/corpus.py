@@ -89,7 +89,7 @@ class DataConfig:
     target_notation: Notation = CHARACTERS  # of manifest, tsv and targets
     features: FeatureSettings = field(default_factory=FeatureSettings)  # of audio
     stacking: int = 1  # frames in an output of a continuous transducer
-    cache: Path | None = None  # a folder of computed features
+    cache: Path | None = None  # a folder of computed features, and of teachers' candidates
     # Gigabytes of frames: a training set with more is read in every epoch, not kept in memory
     memory: float = 8.0
     num_training: int | None = None  # draw so many pairs at random; None: all

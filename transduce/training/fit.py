@@ -74,7 +74,14 @@ from transduce.training.pretraining import (
 from transduce.training.progress import Progress
 from transduce.training.recipe import Recipe, TrainConfig, recipe_toml
 from transduce.training.regularisation import MovingAverage, spec_augment, weight_noise
-from transduce.training.teachers import label_examples, load_teachers, teacher_targets
+from transduce.training.teachers import (
+    Candidates,
+    candidate_targets,
+    exact_targets,
+    find_candidates,
+    label_examples,
+    load_teachers,
+)
 
 METRICS_FILE = "metrics.jsonl"
 MARGIN = 5  # frames by which the length of a sound that has not been read may be wrong
@@ -199,12 +206,10 @@ class _Run:
             )
         seed, sound = self.config.seed, self.config.sound
         slowest, fastest = sound.speeds
-        labelled = self._labelled()
+        self.labelled = self._labelled()  # by the teachers
         training = self._alignable(corpus.training, 1 / fastest)
-        # The labels of the rest are the teachers'.
-        self.num_labelled = len(training)
-        if labelled:
-            training = [*training, *labelled]
+        if self.labelled:
+            training = [*training, *(example for example, _ in self.labelled)]
         validation = self._alignable(corpus.validation)
         limits: Any = {"pooling": recipe.network.pooling, "max_cells": self.config.max_cells}
         self.batches = Batches(
@@ -514,12 +519,15 @@ class _Run:
                 raise TrainingError(f"train.{name}, {path}: {error}") from None
         return network
 
-    def _labelled(self) -> list[Example]:
+    def _labelled(self) -> list[tuple[Example, Candidates]]:
         """Return the inputs without targets, with the labels that the teachers find for them."""
         unlabelled, start = self.corpus.unlabelled, time.monotonic()
         if not unlabelled:
             return []
-        found = label_examples(self.teachers, unlabelled, self.fabric.device)
+        device, cache = self.fabric.device, self.recipe.data.cache
+        found = label_examples(
+            unlabelled, find_candidates(self.teachers, unlabelled, device, cache)
+        )
         self.progress.say(
             f"the teachers labelled {len(found):,} of {len(unlabelled):,} inputs without targets "
             f"in {time.monotonic() - start:.0f} s"
@@ -530,15 +538,20 @@ class _Run:
     def _teacher_targets(self) -> list[Tensor]:
         """Return the targets of the training examples: the labels, and the teachers' share."""
         examples, start = self.batches.examples, time.monotonic()
-        network, count = self.recipe.network, self.num_labelled
-        shares = [self.config.distillation] * count + [1.0] * (len(examples) - count)
+        device, backwards = self.fabric.device, self.recipe.network.backwards
+        given = examples[: len(examples) - len(self.labelled)]
+        shares = [self.config.distillation] * len(given) + [1.0] * len(self.labelled)
         names = " and ".join(map(str, self.config.teacher))
         self.progress.say(
             f"computing the next labels that {names} would expect in {len(examples):,} sequences"
         )
-        targets = teacher_targets(
-            self.teachers, examples, shares, network.backwards, self.fabric.device
-        )
+        if all(teacher.backwards == backwards for teacher in self.teachers):
+            targets = exact_targets(self.teachers, examples, shares, device)
+        else:
+            candidates = find_candidates(self.teachers, given, device, self.recipe.data.cache)
+            candidates += [found for _, found in self.labelled]
+            size = self.corpus.signature.output_size + 1
+            targets = candidate_targets(examples, candidates, shares, size, backwards)
         self.progress.say(f"computed them in {time.monotonic() - start:.0f} s")
         return targets
 

@@ -10,15 +10,17 @@ What follows a prefix is then what follows it in the candidates (docs/derivation
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from transduce.alphabet import NULL, Alphabet
 from transduce.architectures import Transducer
@@ -29,10 +31,13 @@ from transduce.lattice.distillation import next_label_log_probs
 from transduce.model.checkpoint import load_model
 from transduce.model.model import FOLDER, model_names
 from transduce.model.signature import Signature
-from transduce.model.tensors import CheckpointError
+from transduce.model.tensors import CheckpointError, read_tensors, write_tensors
 from transduce.training.checks import TrainingError
 
-MOST_SEQUENCES = 256  # at once
+MOST_SEQUENCES = 1024  # at once
+CACHED = "the candidates of teachers"
+CACHE_VERSION = 1  # of the numbers, not of the file
+Candidates = dict[Labels, float]  # outputs with ln Pr(y|x)
 CELLS = {"cpu": 200_000, "cuda": 5_000_000}  # of padded lattice at once; each takes 100 bytes
 
 
@@ -65,9 +70,12 @@ class Teacher:
         return found[..., self.labels.to(found.device)]
 
     @torch.no_grad()
-    def log_likelihoods(self, batch: Batch) -> Tensor:
-        """Return ln Pr(y|x) of each sequence, [B]."""
-        return -self.network.losses(self._translated(batch))
+    def log_likelihoods(
+        self, batch: Batch, rows: Tensor, labels: Tensor, num_labels: Tensor
+    ) -> Tensor:
+        """Return ln Pr(y|x), [R], of labels [R, U], each for the input rows[r] of the batch."""
+        labels = self.labels.to(labels.device)[labels]
+        return -self.network.candidate_losses(self._translated(batch), rows, labels, num_labels)
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> list[Labels]:
@@ -98,47 +106,63 @@ def load_teachers(paths: Sequence[Path], signature: Signature) -> list[Teacher]:
     return [_load_teacher(path, signature) for path in paths]
 
 
-def label_examples(
-    teachers: Sequence[Teacher], examples: Sequence[Example], device: torch.device
-) -> list[Example]:
-    """Return the examples with the labels that the teachers together find most probable.
+def find_candidates(
+    teachers: Sequence[Teacher],
+    examples: Sequence[Example],
+    device: torch.device,
+    cache: Path | None = None,
+) -> list[Candidates]:
+    """Return the candidates of each example, with the teachers' mean ln Pr(y|x).
 
-    The labels are one of the outputs of their greedy searches. Examples that would have no labels
-    are left out.
+    They are its labels, if there are any, and the outputs of the teachers' greedy searches. `cache`
+    is a folder that several runs may share; each set of examples has a file in it.
     """
-    labelled: list[Example] = []
+    path = None if cache is None else cache / f"candidates-{_key(teachers, examples)}.safetensors"
+    if path is not None and path.is_file():
+        with suppress(CheckpointError):  # an incomplete copy
+            return _read_candidates(path)
+    found: list[Candidates] = [{}] * len(examples)
     with _on_device(teachers, device):
         for ids, batch in _loaded(examples, device):
             for i, candidates in zip(ids, _candidates(teachers, batch), strict=True):
-                if best := max(candidates, key=lambda labels: (candidates[labels], labels)):
-                    labelled.append(replace(examples[i], labels=torch.tensor(best)))
+                found[i] = candidates
+    if path is not None:
+        _write_candidates(path, found)
+    return found
+
+
+def label_examples(
+    examples: Sequence[Example], candidates: Sequence[Candidates]
+) -> list[tuple[Example, Candidates]]:
+    """Return the examples with the labels of their most probable candidate, and the candidates.
+
+    Examples that would have no labels are left out.
+    """
+    labelled = []
+    for example, found in zip(examples, candidates, strict=True):
+        if best := max(found, key=lambda labels: (found[labels], labels)):
+            labelled.append((replace(example, labels=torch.tensor(best)), found))
     return labelled
 
 
-def teacher_targets(
-    teachers: Sequence[Teacher],
+def exact_targets(
+    teachers: Sequence[Teacher],  # which read in the direction of the network that learns
     examples: Sequence[Example],
     shares: Sequence[float],  # of each example
-    backwards: bool,  # whether the network that learns reads so
     device: torch.device,
 ) -> list[Tensor]:
     """Return the targets of each example: a float16 distribution for each prefix, [U+1, K+1].
 
     They are the label that follows, and with the weight of its share what the teachers expect: the
-    normalised geometric mean of their distributions, if all read in the network's direction, and
-    otherwise what follows in the candidates. Null is the end.
+    normalised geometric mean of their distributions. Null is the end.
     """
     targets: list[Tensor] = [torch.empty(0)] * len(examples)
     with _on_device(teachers, device):
         for ids, batch in _loaded(examples, device):
-            read = batch.reversed() if backwards else batch
+            read = batch.reversed() if teachers[0].backwards else batch
             following = nn.functional.pad(read.labels, (0, 1))  # padding is null
-            if all(teacher.backwards == backwards for teacher in teachers):
-                each = torch.stack([teacher.log_probs(batch) for teacher in teachers])
-                expected = each.mean(0).softmax(-1).float()
-            else:
-                size = len(teachers[0].labels)
-                expected = _followed(_candidates(teachers, batch), batch, size, backwards)
+            each = torch.stack([teacher.log_probs(batch) for teacher in teachers])
+            expected = each.mean(0).softmax(-1).float()
             certain = nn.functional.one_hot(following, expected.shape[2])
             share = torch.tensor([shares[i] for i in ids], device=device)[:, None, None]
             mixed = (share * expected + (1 - share) * certain).half().cpu()
@@ -149,6 +173,35 @@ def teacher_targets(
                         f"the teacher's distributions for {examples[i].pair.name} are not finite; "
                         "check its weights"
                     )
+    return targets
+
+
+def candidate_targets(
+    examples: Sequence[Example],
+    candidates: Sequence[Candidates],
+    shares: Sequence[float],
+    size: int,  # K+1
+    backwards: bool,  # whether the network that learns reads so
+) -> list[Tensor]:
+    """Return the targets of each example, as `exact_targets` does, from its candidates.
+
+    What follows a prefix is what follows it in the candidates. The weight of a candidate is its
+    likelihood.
+    """
+    order, targets = (-1 if backwards else 1), []
+    for example, found, share in zip(examples, candidates, shares, strict=True):
+        labels = tuple(example.labels.tolist())[::order]
+        open_ones = [(one[::order], value) for one, value in found.items()]
+        target = np.zeros((len(labels) + 1, size), np.float32)
+        for u in range(len(labels) + 1):
+            following = labels[u] if u < len(labels) else NULL
+            open_ones = [(one, value) for one, value in open_ones if one[:u] == labels[:u]]
+            top = max(value for _, value in open_ones)
+            weights = [math.exp(value - top) for _, value in open_ones]
+            for (one, _), weight in zip(open_ones, weights, strict=True):
+                target[u, one[u] if u < len(one) else NULL] += share * weight / sum(weights)
+            target[u, following] += 1 - share
+        targets.append(torch.from_numpy(target.astype(np.float16)))
     return targets
 
 
@@ -170,12 +223,9 @@ def _loaded(examples: Sequence[Example], device: torch.device) -> Iterator[tuple
         yield ids, next(batches.load([ids])).to(device)
 
 
-def _candidates(teachers: Sequence[Teacher], batch: Batch) -> list[dict[Labels, float]]:
-    """Return the candidates of each input, with the teachers' mean ln Pr(y|x).
-
-    They are the batch's labels, if there are any, and the teachers' outputs.
-    """
-    found: list[dict[Labels, float]] = [{} for _ in batch.pairs]
+def _candidates(teachers: Sequence[Teacher], batch: Batch) -> list[Candidates]:
+    """Return the candidates of each input of a batch."""
+    found: list[Candidates] = [{} for _ in batch.pairs]
     rows, num_labels = batch.labels.tolist(), batch.num_labels.tolist()
     for candidates, row, length in zip(found, rows, num_labels, strict=True):
         if length:
@@ -184,44 +234,63 @@ def _candidates(teachers: Sequence[Teacher], batch: Batch) -> list[dict[Labels, 
         for candidates, labels in zip(found, teacher.outputs(batch), strict=True):
             candidates[labels] = 0.0
     flat = [(b, labels) for b, candidates in enumerate(found) for labels in candidates]
+    lengths = [len(labels) for _, labels in flat]
+    padded = np.zeros((len(flat), max(lengths)), np.int64)
+    for padded_row, (_, labels) in zip(padded, flat, strict=True):
+        padded_row[: len(labels)] = labels
     device = batch.labels.device
-    inputs = torch.tensor([b for b, _ in flat], device=device)
-    sequences = [torch.tensor(labels, dtype=torch.int64) for _, labels in flat]
-    scored = Batch(
-        (),
-        batch.frames[inputs],
-        batch.num_frames[inputs],
-        pad_sequence(sequences, batch_first=True).to(device),
-        torch.tensor([len(labels) for _, labels in flat], device=device),
+    scored = tuple(
+        torch.as_tensor(part, device=device) for part in ([b for b, _ in flat], padded, lengths)
     )
-    log_likelihoods = torch.stack(
-        [teacher.log_likelihoods(scored).double() for teacher in teachers]
-    )
-    for (b, labels), value in zip(flat, log_likelihoods.mean(0).tolist(), strict=True):
+    each = [teacher.log_likelihoods(batch, *scored).double() for teacher in teachers]
+    for (b, labels), value in zip(flat, torch.stack(each).mean(0).tolist(), strict=True):
         found[b][labels] = value
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"the teachers' likelihoods for {batch.pairs[b].name} are not finite; check their "
+                "weights"
+            )
     return found
 
 
-def _followed(
-    candidates: Sequence[dict[Labels, float]], batch: Batch, size: int, backwards: bool
-) -> Tensor:
-    """Return the distribution of what follows each prefix in the candidates, [B, U+1, K+1].
+def _key(teachers: Sequence[Teacher], examples: Sequence[Example]) -> str:
+    """Return a hash of all that candidates depend on."""
+    key = hashlib.sha256(str([CACHE_VERSION, len(teachers), len(examples)]).encode())
+    for teacher in teachers:
+        key.update(str(teacher.backwards).encode())
+        known = [s for s in (teacher.ours.statistics, teacher.theirs.statistics) if s is not None]
+        of_input = [t for s in known for t in (s.mean, s.deviation)]
+        if teacher.sources is not None:
+            of_input.append(teacher.sources)
+        for tensor in (*of_input, teacher.labels, *teacher.network.state_dict().values()):
+            key.update(tensor.cpu().contiguous().numpy().tobytes())
+    for example in examples:
+        key.update(str((example.num_frames, example.num_labels)).encode())
+        key.update(example.frames.numpy().tobytes() + example.labels.numpy().tobytes())
+    return key.hexdigest()
 
-    The weight of a candidate is its likelihood. The prefixes are those of the batch's labels.
-    """
-    B, U = batch.labels.shape
-    expected = torch.zeros(B, U + 1, size)
-    order = -1 if backwards else 1
-    rows, num_labels = batch.labels.tolist(), batch.num_labels.tolist()
-    for b, (row, length) in enumerate(zip(rows, num_labels, strict=True)):
-        labels = tuple(row[:length])[::order]
-        open_ones = [(one[::order], value) for one, value in candidates[b].items()]
-        for u in range(length + 1):
-            open_ones = [(one, value) for one, value in open_ones if one[:u] == labels[:u]]
-            top = max(value for _, value in open_ones)
-            for one, value in open_ones:
-                expected[b, u, one[u] if u < len(one) else NULL] += math.exp(value - top)
-    return (expected / expected.sum(-1, keepdim=True).clamp(min=1e-30)).to(batch.labels.device)
+
+def _write_candidates(path: Path, candidates: Sequence[Candidates]) -> None:
+    """Write candidates as flat tensors."""
+    flat = [item for found in candidates for item in found.items()]
+    tensors = {
+        "counts": torch.tensor([len(found) for found in candidates]),
+        "lengths": torch.tensor([len(labels) for labels, _ in flat]),
+        "labels": torch.tensor([label for labels, _ in flat for label in labels]),
+        "log_likelihoods": torch.tensor([value for _, value in flat], dtype=torch.float64),
+    }
+    write_tensors(path, tensors, {}, CACHED)
+
+
+def _read_candidates(path: Path) -> list[Candidates]:
+    """Read candidates that were written."""
+    tensors, _ = read_tensors(path, CACHED)
+    labels = iter(tensors["labels"].tolist())
+    lengths, values = (iter(tensors[name].tolist()) for name in ("lengths", "log_likelihoods"))
+    return [
+        {tuple(islice(labels, next(lengths))): next(values) for _ in range(count)}
+        for count in tensors["counts"].tolist()
+    ]
 
 
 def _load_teacher(path: Path, ours: Signature) -> Teacher:
