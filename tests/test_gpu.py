@@ -382,10 +382,10 @@ def test_a_continuous_transducer_trains_and_generates_as_on_the_cpu():
         network.to(device).zero_grad()
         losses = network.losses(batch.to(device))
         losses.sum().backward()
-        gradients = [weights.grad.cpu() for weights in network.parameters()]
+        gradients = [weights.grad.cpu().clone() for weights in network.parameters()]
         here = batch.to(device)
         generated = generate(network, here.frames, here.num_frames)
-        found.append([losses.detach().cpu(), *gradients, *(one.outputs for one in generated)])
+        found.append([losses.detach().cpu(), *gradients, *(one.outputs.cpu() for one in generated)])
         assert all(len(one.outputs) for one in generated)
     assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
     drawn = [
