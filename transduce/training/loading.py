@@ -1,17 +1,19 @@
-"""Batches of an epoch, computed in threads ahead of the steps that need them."""
+"""Batches of an epoch, computed in threads ahead of the steps that need them; batches by length."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple
 
+import torch
+
 from transduce.audio.augmentation import Augmenter
 from transduce.audio.cache import read_ahead
-from transduce.data.batches import Batch, Example, UnreadExamples, lengths_of, pair_of
+from transduce.data.batches import Batch, Batches, Example, UnreadExamples, lengths_of, pair_of
 from transduce.data.pairs import Audio, DataError
 from transduce.kernels.openmp import one_thread
 from transduce.model.signature import Signature, frame_reader
@@ -21,6 +23,9 @@ MOST_THREADS = 8
 # Computed ahead of the step that needs them: memory against waiting.
 MOST_AHEAD = 256  # examples
 FRAMES_AHEAD = 500_000  # an hour of sound, some 100 MB
+# In a batch of a network that does not learn.
+MOST_SEQUENCES = 1024
+CELLS = {"cpu": 200_000, "cuda": 5_000_000}  # of padded lattice; each takes 100 bytes
 
 
 class Loaded(NamedTuple):
@@ -106,3 +111,15 @@ class Loader:
         change = partial(augmenter, epoch=epoch, index=index)
         frames = reader.read(pair.source, pair.origin, change)
         return self.signature.example(pair, with_labels=True, frames=frames)
+
+
+def load_by_length(
+    examples: Sequence[Example], device: torch.device
+) -> Iterator[tuple[list[int], Batch]]:
+    """Yield all examples once, in batches on a device, with their indices."""
+    sizes = [example.num_frames * (example.num_labels + 1) for example in examples]
+    batches = Batches(
+        examples, max(CELLS[device.type], *sizes), seed=0, max_sequences=MOST_SEQUENCES
+    )
+    for ids in batches.by_length():
+        yield ids, next(batches.load([ids])).to(device)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from transduce.alphabet import NULL, Alphabet
 from transduce.architectures import Transducer
-from transduce.data.batches import Batch, Batches, Example
+from transduce.data.batches import Batch, Example
 from transduce.decoding.hypothesis import Labels
 from transduce.decoding.options import SearchOptions
 from transduce.lattice.distillation import next_label_log_probs
@@ -33,12 +33,11 @@ from transduce.model.model import FOLDER, model_names
 from transduce.model.signature import Signature
 from transduce.model.tensors import CheckpointError, read_tensors, write_tensors
 from transduce.training.checks import TrainingError
+from transduce.training.loading import load_by_length
 
-MOST_SEQUENCES = 1024  # at once
 CACHED = "the candidates of teachers"
 CACHE_VERSION = 1  # of the numbers, not of the file
 Candidates = dict[Labels, float]  # outputs with ln Pr(y|x)
-CELLS = {"cpu": 200_000, "cuda": 5_000_000}  # of padded lattice at once; each takes 100 bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +122,7 @@ def find_candidates(
             return _read_candidates(path)
     found: list[Candidates] = [{}] * len(examples)
     with _on_device(teachers, device):
-        for ids, batch in _loaded(examples, device):
+        for ids, batch in load_by_length(examples, device):
             for i, candidates in zip(ids, _candidates(teachers, batch), strict=True):
                 found[i] = candidates
     if path is not None:
@@ -158,7 +157,7 @@ def exact_targets(
     """
     targets: list[Tensor] = [torch.empty(0)] * len(examples)
     with _on_device(teachers, device):
-        for ids, batch in _loaded(examples, device):
+        for ids, batch in load_by_length(examples, device):
             read = batch.reversed() if teachers[0].backwards else batch
             following = nn.functional.pad(read.labels, (0, 1))  # padding is null
             each = torch.stack([teacher.log_probs(batch) for teacher in teachers])
@@ -211,16 +210,6 @@ def _on_device(teachers: Sequence[Teacher], device: torch.device) -> Iterator[No
     networks = nn.ModuleList(teacher.network for teacher in teachers).to(device)
     yield
     networks.cpu()
-
-
-def _loaded(examples: Sequence[Example], device: torch.device) -> Iterator[tuple[list[int], Batch]]:
-    """Yield all examples in batches on a device, with their indices."""
-    sizes = [example.num_frames * (example.num_labels + 1) for example in examples]
-    batches = Batches(
-        examples, max(CELLS[device.type], *sizes), seed=0, max_sequences=MOST_SEQUENCES
-    )
-    for ids in batches.by_length():
-        yield ids, next(batches.load([ids])).to(device)
 
 
 def _candidates(teachers: Sequence[Teacher], batch: Batch) -> list[Candidates]:
