@@ -197,13 +197,14 @@ def step():
     if distilled:
         loss = distillation_loss(f, g, labels, num_frames, lengths[1], targets)
     else:
-        loss = transducer_loss(f, g, labels, num_frames, lengths[1])
+        loss = transducer_loss(f[inputs], g, labels, num_frames[inputs], lengths[1])
     loss.sum().backward()
     model.zero_grad()
-for (B, T, U), options, distilled in json.loads(sys.argv[1]):
+for (B, T, U), options, distilled, candidates in json.loads(sys.argv[1]):
     model = Transducer(26, 39, **options)
-    frames, labels = torch.randn(B, T, 26), torch.randint(1, 40, (B, U))
-    lengths = torch.full((B,), T), torch.full((B,), U)
+    inputs = torch.arange(B).repeat_interleave(candidates) if candidates > 1 else slice(None)
+    frames, labels = torch.randn(B, T, 26), torch.randint(1, 40, (candidates * B, U))
+    lengths = torch.full((B,), T), torch.full((candidates * B,), U)
     targets = torch.rand(B, U + 1, 40)
     print(extra_megabytes(step))
 """
@@ -214,17 +215,22 @@ for (B, T, U), options, distilled in json.loads(sys.argv[1]):
 def test_a_step_uses_the_predicted_memory(set_num_threads):
     set_num_threads(2)
     steps = [
-        ((32, 400, 60), {}, False),
-        ((32, 400, 60), {}, True),
-        ((8, 400, 50), dict(hidden_size=256, num_layers=3, dropout=0.2), False),
-        ((8, 400, 50), dict(hidden_size=256, num_layers=3, pooling=2), False),
-        ((8, 400, 50), dict(hidden_size=256, num_layers=3, bidirectional=False, lookahead=9), True),
+        ((32, 400, 60), {}, False, 1),
+        ((32, 400, 60), {}, True, 1),
+        ((8, 400, 50), dict(hidden_size=256, num_layers=3, dropout=0.2), False, 1),
+        ((8, 400, 50), dict(hidden_size=256, num_layers=3, pooling=2), False, 1),
+        (
+            *((8, 400, 50), dict(hidden_size=256, num_layers=3, bidirectional=False, lookahead=9)),
+            *(True, 1),
+        ),
+        ((16, 300, 40), {}, False, 5),
+        ((128, 8, 7), dict(num_layers=2), False, 5),
     ]
     command = [sys.executable, "-c", STEPS, json.dumps(steps)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    for (shape, options, distilled), measured in zip(steps, done.stdout.split(), strict=True):
+    for (shape, options, *rest), measured in zip(steps, done.stdout.split(), strict=True):
         sizes = NetworkSizes(39, input_size=26, **options)
-        predicted = predicted_bytes(shape, sizes, "cpu", distilled) / 2**20
+        predicted = predicted_bytes(shape, sizes, "cpu", *rest) / 2**20
         assert 0.75 < predicted / float(measured) < 1.25
 
 
@@ -260,6 +266,15 @@ def test_a_step_of_a_mixture_uses_the_predicted_memory(set_num_threads):
     for (shape, D, options), measured in zip(steps, done.stdout.split(), strict=True):
         predicted = predicted_bytes(shape, NetworkSizes(D, **options)) / 1e6
         assert 0.75 < predicted / float(measured) < 1.25
+
+
+def test_a_candidate_takes_the_memory_of_a_sequence_but_its_transcription_network():
+    B, T, U, prediction, outputs = 4, 100, 20, 8, 40
+    sizes = NetworkSizes(39, hidden_size=16, num_layers=2, prediction_size=prediction)
+    more = predicted_bytes((B, T, U), sizes, "cuda", candidates=5)
+    more -= predicted_bytes((B, T, U), sizes, "cuda")
+    numbers = 6 * prediction * (U + 1) + 3 * outputs * (T + U + 1)
+    assert more == 4 * B * (4 * numbers + BYTES_PER_CELL * (T + U + 1) * (U + 1))
 
 
 def test_stacked_frames_take_memory_for_each_frame_that_they_hold():

@@ -278,11 +278,13 @@ def predicted_bytes(
     sizes: NetworkSizes,
     device: str = "cpu",
     distilled: bool = False,
+    candidates: int = 1,  # outputs of each input, in minimum-risk training
 ) -> int:
     """Return the peak memory of a transducer's training step in float32, without the weights.
 
     The peak comes during the backward pass of the transcription network's last layer: the lattice
-    and the gates, states and outputs of every layer are then in memory.
+    and the gates, states and outputs of every layer are then in memory. The transcription network
+    runs once for each input, the rest once for each candidate.
     """
     B, T, U = shape
     directions = 2 if sizes.bidirectional else 1
@@ -291,19 +293,22 @@ def predicted_bytes(
     upper = sizes.num_layers - 1
     saved = 6 * width * (T + upper * pooled)  # four gates, the state, the output
     prediction = sizes.prediction_size or sizes.hidden_size
-    saved += 6 * prediction * sizes.prediction_layers * (U + 1)
+    columns = candidates * (U + 1)
+    saved += 6 * prediction * sizes.prediction_layers * columns
     if sizes.dropout:
         saved += 2 * width * upper * pooled  # the outputs after dropout and the mask
-        saved += 3 * sizes.embedding_size * (T + U + 1)  # likewise, and the gradient
+        saved += 3 * sizes.embedding_size * (T + columns)  # likewise, and the gradient
     if sizes.lookahead:
         saved += (1 + sizes.lookahead) * sizes.input_size * T  # the stacked frames
     if sizes.pooling > 1:
         saved += width * (T + 2 * pooled)  # the frames, their sums, the averages
     # The gradients of a layer's outputs, and of its inputs, in each direction and summed.
     passing = (width * T) if not upper else (2 + directions) * width * pooled
-    vectors = 3 * outputs * (pooled + U + 1)  # f, g, their gradients and temporaries
+    # f, g, their gradients and temporaries; each candidate has a copy of f.
+    vectors = 3 * outputs * (candidates * pooled + columns)
     # On the CPU each thread holds one utterance's lattice; a GPU holds all at once.
-    lattices = min(B, torch.get_num_threads()) if device == "cpu" else B
+    rows = candidates * B
+    lattices = min(rows, torch.get_num_threads()) if device == "cpu" else rows
     cells = lattices * (pooled + U + 1) * (U + 1)
     per_cell = DISTILLED_BYTES_PER_CELL[device] if distilled else BYTES_PER_CELL
     mixture = 0
