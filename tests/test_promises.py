@@ -80,7 +80,7 @@ ORDER = [
     *("training.corpus", "training.recipe", "training.inspection", "training.pretraining"),
     *("training.regularisation", "training.progress", "training.lock", "training.checks"),
     *("training.launch", "training.peers", "training.loading", "training.teachers"),
-    *("training.card", "training.fit", "training"),
+    *("training.risk", "training.card", "training.fit", "training"),
     *("analysis.lattice", "analysis.sensitivity", "analysis.colours", "analysis.figures"),
     "analysis.data_figure",
     *("analysis.speech", "analysis"),

@@ -697,9 +697,9 @@ from transduce.training.recipe import read_recipe
 from transduce.training.fit import _Objective, fit
 
 forward, world_sizes = _Objective.forward, []
-def counted(self, *tensors):
+def counted(self, *tensors, **candidates):
     world_sizes.append(torch.distributed.get_world_size())
-    return forward(self, *tensors)
+    return forward(self, *tensors, **candidates)
 _Objective.forward = counted
 folder = Path(sys.argv[1])
 fit(read_recipe(folder / "recipe.toml"), folder / "two", progress=Progress(Console(quiet=True)))
@@ -707,10 +707,15 @@ assert world_sizes == [2] * NUM_STEPS, world_sizes
 """
 
 
+@pytest.mark.parametrize("minimum_risk", [0, 2])
 @pytest.mark.slow
-def test_two_processes_take_the_same_steps_as_one(tmp_path):
+def test_two_processes_take_the_same_steps_as_one(tmp_path, minimum_risk):
     """Some batches have one sequence, so that the second process has none."""
     settings = {"optimiser": "sgd", "learning_rate": 0.05, "weight_noise": 0.02, "max_sequences": 3}
+    if minimum_risk:
+        first = teach(tmp_path)
+        settings |= {"init_transcription": first, "init_prediction": first}
+        settings["minimum_risk"] = minimum_risk
     recipe = toy_recipe(tmp_path, max_epochs=1, **settings)
     run(recipe, tmp_path / "one")
     two = replace(recipe, train=replace(recipe.train, devices=2))

@@ -25,7 +25,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from transduce.architectures import AnyNetwork, build_network, network_sizes
+from transduce.architectures import AnyNetwork, Transducer, build_network, network_sizes
 from transduce.audio.augmentation import Augmenter
 from transduce.data.batches import (
     Batch,
@@ -51,6 +51,7 @@ from transduce.model.checkpoint import (
 from transduce.model.signature import Signature
 from transduce.model.tensors import read_tensors, write_tensors
 from transduce.settings import RecipeError, replace_settings
+from transduce.training import risk
 from transduce.training.card import CARD_FILE, model_card
 from transduce.training.checks import (
     LAST_FILE,
@@ -148,6 +149,8 @@ def fit(
         raise TrainingError(
             "data.unlabelled has no targets; name a train.teacher that gives them, or leave it out"
         )
+    if config.minimum_risk:
+        _check_minimum_risk(recipe)
     spoken = recipe.network.network == "continuous"
     for setting, is_set, remedy in (
         ("train.stop_at error_rate", config.stop_at == "error_rate", 'set it to "log_loss"'),
@@ -199,11 +202,15 @@ class _Run:
         self.copies = 2 if self.config.consistency else 1  # of each sequence in a step
         self.network = self._initial_network()
         self.teachers = load_teachers(self.config.teacher, corpus.signature)
-        if self.teachers and isinstance(corpus.training, UnreadExamples):
-            raise TrainingError(
-                "train.teacher keeps its distributions in memory, and the training set is too "
-                "large for that; raise data.memory, or set data.num_training"
-            )
+        for is_on, kept in (
+            (self.teachers, "train.teacher keeps its distributions"),
+            (self.config.minimum_risk, "train.minimum_risk keeps its candidates"),
+        ):
+            if is_on and isinstance(corpus.training, UnreadExamples):
+                raise TrainingError(
+                    f"{kept} in memory, and the training set is too large for that; raise "
+                    "data.memory, or set data.num_training"
+                )
         seed, sound = self.config.seed, self.config.sound
         slowest, fastest = sound.speeds
         self.labelled = self._labelled()  # by the teachers
@@ -236,6 +243,7 @@ class _Run:
         self.generator = torch.Generator(fabric.device)
         self.position = _Position()
         self.targets: list[Tensor] = []  # of distillation, [U+1, K+1] for each training example
+        self.candidates: risk.Candidates | None = None  # of minimum-risk training
         self.metrics = b""
         self.tensorboard = self._tensorboard_writer()
 
@@ -257,6 +265,8 @@ class _Run:
             )
         elif self.teachers:
             self.targets = self._teacher_targets()
+        elif self.config.minimum_risk:
+            self.candidates = self._candidates()
         while not self._finished():
             at = self.position
             order = self.batches.epoch(at.epoch)
@@ -305,9 +315,13 @@ class _Run:
         self.generator.manual_seed(step_seed(seed, step, "noise"))
         torch.manual_seed(step_seed(seed, step, f"masks {fabric.global_rank}"))
         views = spec_augment(batch, config.spec_augment, copies=self.copies)
+        candidates = None
+        if self.candidates is not None:
+            # A batch of weight 0 has one sequence, and any candidates do.
+            candidates = self.candidates.rows(loaded.ids or [0]).to(fabric.device)
         self.objective.train()
         with weight_noise(self.weights, config.weight_noise, self.generator):
-            losses, objective = self.objective(*views.tensors)
+            losses, objective = self.objective(*views.tensors, candidates=candidates)
             sums = share * torch.stack([losses.detach().sum(), batch.num_labels.sum()])
             nats, labels = cast(Tensor, fabric.all_reduce(sums, reduce_op="sum")).tolist()
             if not math.isfinite(nats):
@@ -415,21 +429,23 @@ class _Run:
         sizes = network_sizes(network, signature.input_size, signature.output_size)
         shapes = {self.batches.shape(ids) for ids in self.batches.epoch(0)}
         shared = [(self.copies * -(-B // world), T, U) for B, T, U in shapes]
-        options = (sizes, self.fabric.device.type, bool(self.teachers))
+        candidates = 1 + self.config.minimum_risk
+        options = (sizes, self.fabric.device.type, bool(self.teachers), candidates)
         largest = max(shared, key=lambda shape: predicted_bytes(shape, *options))
         needed = predicted_bytes(largest, *options)
         B, T, U = largest
+        each = f" with {candidates} candidates each" if candidates > 1 else ""
         check_memory(
             needed,
             self.fabric.device,
-            f"a step of {B} sequences of up to {T} frames and {U} labels",
+            f"a step of {B} sequences of up to {T} frames and {U} labels{each}",
             f"train.max_sequences {self.config.max_sequences} or train.max_cells "
             f"{self.config.max_cells}",
         )
         weights = sum(weights.numel() for weights in self.network.parameters())
         return (
             f"{weights:,} weights; {len(self.batches.examples):,} training sequences; the largest "
-            f"step has {B} of up to {T} frames and {U} labels, and will take about "
+            f"step has {B} of up to {T} frames and {U} labels{each}, and will take about "
             f"{needed / 2**20:.1f} MB beside the weights"
         )
 
@@ -555,6 +571,20 @@ class _Run:
         self.progress.say(f"computed them in {time.monotonic() - start:.0f} s")
         return targets
 
+    def _candidates(self) -> risk.Candidates:
+        """Return the candidates that the initial network finds, also if the run is resumed."""
+        examples, start = self.batches.examples, time.monotonic()
+        network = self._initial_network()
+        assert isinstance(network, Transducer)
+        found = risk.find_candidates(
+            network, examples, self.config.minimum_risk, self.fabric.device
+        )
+        self.progress.say(
+            f"found the candidates of {len(examples):,} sequences in "
+            f"{time.monotonic() - start:.0f} s"
+        )
+        return found
+
     def _non_finite(self, batch: Batch, losses: Tensor) -> NonFiniteLoss:
         """Return the error that names the pairs whose losses are not finite."""
         bad = [
@@ -663,13 +693,35 @@ class _Objective(nn.Module):
         super().__init__()
         self.network, self.consistency = network, consistency
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, *tensors: Tensor, candidates: risk.CandidateRows | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the log-losses [B] and the objectives [B] of a batch's tensors."""
         batch = Batch((), *tensors)
+        if candidates is not None:
+            return risk.risk_losses(cast(Transducer, self.network), batch, candidates)
         if not self.consistency:
             return self.network.training_losses(batch)
         losses, minimised, divergence = self.network.consistency_losses(batch)
         return losses, minimised + self.consistency * divergence
+
+
+def _check_minimum_risk(recipe: Recipe) -> None:
+    """Raise TrainingError if the recipe's other settings do not go with train.minimum_risk."""
+    config, kind = recipe.train, recipe.network.network
+    if kind != "transducer":
+        raise TrainingError(f"train.minimum_risk is for a transducer, not {kind}; leave it out")
+    for name in ("consistency", "teacher"):
+        if getattr(config, name):
+            raise TrainingError(
+                f"train.minimum_risk and train.{name} do not go together; leave one of them out"
+            )
+    for name in ("init_transcription", "init_prediction"):
+        if getattr(config, name) is None:
+            raise TrainingError(
+                "train.minimum_risk takes its candidates from the initial network, which knows "
+                f"nothing without train.{name}; name a trained transducer there"
+            )
 
 
 def _shortened(example: Example, share: float, signature: Signature) -> Example:

@@ -199,9 +199,13 @@ def _largest_step(found: Inspection, recipe: Recipe) -> Step | None:
         pooling=network.pooling,
     )
     sizes = network_sizes(network, recipe.data.features.size, len(found.symbols))
-    copies = 2 if train.consistency else 1
+    copies, candidates = 2 if train.consistency else 1, 1 + train.minimum_risk
     shapes = {batches.shape(ids) for ids in batches.epoch(0)}
     steps = [
-        Step(copies * B, T, U, predicted_bytes((copies * B, T, U), sizes)) for B, T, U in shapes
+        Step(
+            *(copies * B, T, U),
+            predicted_bytes((copies * B, T, U), sizes, candidates=candidates),
+        )
+        for B, T, U in shapes
     ]
     return max(steps, key=lambda step: step.num_bytes)

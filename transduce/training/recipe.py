@@ -87,6 +87,9 @@ class TrainConfig:
     # next label the network learns, and their share of the targets; the rest is the labels
     teacher: tuple[Path, ...] = ()
     distillation: float = 0.7
+    # Minimum-risk training, as a last phase: minimise the expected label errors over the target and
+    # so many best outputs of the initial network, init_transcription and init_prediction; 0: off
+    minimum_risk: int = 0
     seed: int = 0  # of initial weights, batches, noise, dropout, masks and changes of sound
     save_every: int | None = None  # steps between saved states; None: after each epoch
     # tf32: matrix products in TF32 on a GPU, also the LSTMs'; bf16-mixed: the output layers in
@@ -102,8 +105,8 @@ class TrainConfig:
         counts = ("max_sequences", "max_cells", "max_epochs", "patience", "validate_every")
         check_at_least(self, 1, *counts, "save_every", "devices", "machines")
         amounts = ("momentum", "weight_decay", "warm_up", "weight_noise", "consistency")
-        check_at_least(self, 0, *amounts)
-        check_at_most(self, 1000, "devices", "machines")
+        check_at_least(self, 0, *amounts, "minimum_risk")
+        check_at_most(self, 1000, "minimum_risk", "devices", "machines")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive, not {self.learning_rate}")
         if not 0 <= self.averaging < 1:
