@@ -58,6 +58,7 @@ from transduce.lattice.loss import lattice_loss
 from transduce.lattice.mixtures import mixture_loss, num_parameters
 from transduce.lattice.operators import additive_loss, arrow_loss, joint_loss
 from transduce.lstm.operators import lstm_layer
+from transduce.training.risk import Candidates, risk_losses
 
 pytestmark = [
     pytest.mark.gpu,
@@ -909,6 +910,27 @@ def test_a_whole_step_is_that_of_the_reference():
 
     expected = gradients("cpu", "reference")
     assert_close(gradients("cuda", "cuda"), expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_step_of_minimum_risk_is_that_of_the_cpu_and_has_the_same_bits_again(backwards):
+    torch.manual_seed(0)
+    model = Transducer(7, 5, 20, pooling=2, backwards=backwards).double()
+    frames, num_frames = torch.randn(3, 9, 7, dtype=torch.float64), torch.tensor([9, 4, 5])
+    none = torch.zeros(3, 0).long(), torch.zeros(3).long()
+    candidates = [{(1, 2, 5): 0, (2, 5): 1, (2, 2, 2, 1): 3}, {(): 0, (4,): 1}, {(3, 3): 0}]
+
+    def step(device):
+        model.to(device)
+        batch = TrainingBatch((), frames, num_frames, *none).to(device)
+        rows = Candidates(candidates).rows([0, 1, 2]).to(device)
+        losses, objective = risk_losses(model, batch, rows)
+        found = losses.detach(), *torch.autograd.grad(objective.sum(), model.parameters())
+        return [x.cpu() for x in found]
+
+    found, again = step("cuda"), step("cuda")
+    assert_same_bits(found, again)
+    assert_close(found, step("cpu"), rtol=1e-9, atol=1e-10)
 
 
 def test_a_whole_step_can_be_captured_in_a_graph():
