@@ -58,7 +58,7 @@ from transduce.lattice.loss import lattice_loss
 from transduce.lattice.mixtures import mixture_loss, num_parameters
 from transduce.lattice.operators import additive_loss, arrow_loss, joint_loss
 from transduce.lstm.operators import lstm_layer
-from transduce.training.risk import Candidates, risk_losses
+from transduce.training.risk import CandidateErrors, risk_losses
 
 pytestmark = [
     pytest.mark.gpu,
@@ -923,7 +923,7 @@ def test_a_step_of_minimum_risk_is_that_of_the_cpu_and_has_the_same_bits_again(b
     def step(device):
         model.to(device)
         batch = TrainingBatch((), frames, num_frames, *none).to(device)
-        rows = Candidates(candidates).rows([0, 1, 2]).to(device)
+        rows = CandidateErrors(candidates).rows([0, 1, 2]).to(device)
         losses, objective = risk_losses(model, batch, rows)
         found = losses.detach(), *torch.autograd.grad(objective.sum(), model.parameters())
         return [x.cpu() for x in found]

@@ -29,10 +29,10 @@ from transduce.training.progress import Progress
 from transduce.training.recipe import recipe_toml
 from transduce.training.risk import (
     LIKELIHOOD,
-    Candidates,
+    CandidateErrors,
     candidate_losses,
     expected_errors,
-    find_candidates,
+    find_candidate_errors,
     risk_losses,
 )
 
@@ -70,7 +70,7 @@ def toy_lattices(backwards):
         weights.data.mul_(10)  # otherwise all candidates have nearly the same gradient
     frames, lengths = torch.randn(3, 3, 2, dtype=torch.float64), torch.tensor([3, 2, 1])
     batch = Batch((), frames, lengths, torch.zeros(3, 0).long(), torch.zeros(3).long())
-    return network, batch, Candidates(TOY).rows([0, 1, 2])
+    return network, batch, CandidateErrors(TOY).rows([0, 1, 2])
 
 
 def enumerated_objective(network, batch):
@@ -128,7 +128,7 @@ def test_the_gradient_agrees_with_finite_differences():
 
 def test_losses_of_candidates_are_those_of_the_network_one_by_one():
     network, batch, _ = toy_lattices(True)
-    rows = Candidates(TOY).rows([2, 0])  # of the examples 2 and 0, which are inputs 0 and 1
+    rows = CandidateErrors(TOY).rows([2, 0])  # of the examples 2 and 0, which are inputs 0 and 1
     two = Batch((), *(t[[2, 0]] for t in batch.tensors))
     losses = candidate_losses(network, two, rows)
     assert torch.equal(risk_losses(network, two, rows)[0], losses[:, 0])  # the metric
@@ -166,7 +166,7 @@ def test_all_targets_of_a_source_are_candidates_and_errors_are_from_the_nearest(
         example_of("ab", [3, 3]),
         example_of("ab", [1, 2, 3]),  # twice in the data
     ]
-    rows = find_candidates(network, examples, 4, CPU).rows(range(4))
+    rows = find_candidate_errors(network, examples, 4, CPU).rows(range(4))
     first, other, third, again = (listed(rows, b) for b in range(4))
     assert [next(iter(found)) for found in (first, other, third)] == [(1, 2, 3), (3, 3), (3, 3)]
     assert first == third == again and first[(3, 3)] == first[(1, 2, 3)] == 0
@@ -215,7 +215,7 @@ def test_expected_errors_fall_where_training_by_log_loss_had_stopped(tmp_path):
     assert len(stopped) < 60
     examples = read_corpus(recipe.data).training
     network = load_model(tmp_path / "first").network
-    rows = find_candidates(network, examples, 4, CPU).rows(range(len(examples)))
+    rows = find_candidate_errors(network, examples, 4, CPU).rows(range(len(examples)))
 
     def risk(name, file="last.safetensors"):
         weights = weights_of(tmp_path / name, file)

@@ -187,13 +187,18 @@ class Transducer(_Trainable):
     def candidate_losses(
         self, batch: Batch, rows: Tensor, labels: Tensor, num_labels: Tensor
     ) -> Tensor:
-        """Return -ln Pr(y|x) in nats, [R], of labels [R, U], each for the input rows[r]."""
+        """Return -ln Pr(y|x) in nats, [R], of labels [R, U], each for the input rows[r].
+
+        The transcription network runs once for each input, the prediction network and the lattice
+        once for each row. The labels of the batch itself are not read.
+        """
         if self.backwards:
             batch, labels = batch.reversed(), reverse_padded(labels, num_labels)
         f, num_vectors = self.transcription_network(batch.frames, batch.num_frames)
-        lattice = (f[rows], self.prediction_network(labels), labels, num_vectors[rows], num_labels)
-        losses = _losses_if_not_finite(lattice)
-        return transducer_loss(*lattice) if losses is None else losses
+        # The gradients of an input's rows may nearly cancel: add them up in float32, not bfloat16.
+        f = f.to(torch.promote_types(f.dtype, torch.float32))
+        g = self.prediction_network(labels).to(f.dtype)
+        return self.losses(batch, (f[rows], g, labels, num_vectors[rows], num_labels))
 
     def search(
         self, batch: Batch, options: SearchOptions, *, backend: Backend = "auto"

@@ -51,7 +51,6 @@ from transduce.model.checkpoint import (
 from transduce.model.signature import Signature
 from transduce.model.tensors import read_tensors, write_tensors
 from transduce.settings import RecipeError, replace_settings
-from transduce.training import risk
 from transduce.training.card import CARD_FILE, model_card
 from transduce.training.checks import (
     LAST_FILE,
@@ -75,6 +74,12 @@ from transduce.training.pretraining import (
 from transduce.training.progress import Progress
 from transduce.training.recipe import Recipe, TrainConfig, recipe_toml
 from transduce.training.regularisation import MovingAverage, spec_augment, weight_noise
+from transduce.training.risk import (
+    CandidateErrors,
+    CandidateRows,
+    find_candidate_errors,
+    risk_losses,
+)
 from transduce.training.teachers import (
     Candidates,
     candidate_targets,
@@ -243,7 +248,7 @@ class _Run:
         self.generator = torch.Generator(fabric.device)
         self.position = _Position()
         self.targets: list[Tensor] = []  # of distillation, [U+1, K+1] for each training example
-        self.candidates: risk.Candidates | None = None  # of minimum-risk training
+        self.candidates: CandidateErrors | None = None  # of minimum-risk training
         self.metrics = b""
         self.tensorboard = self._tensorboard_writer()
 
@@ -571,12 +576,12 @@ class _Run:
         self.progress.say(f"computed them in {time.monotonic() - start:.0f} s")
         return targets
 
-    def _candidates(self) -> risk.Candidates:
+    def _candidates(self) -> CandidateErrors:
         """Return the candidates that the initial network finds, also if the run is resumed."""
         examples, start = self.batches.examples, time.monotonic()
         network = self._initial_network()
         assert isinstance(network, Transducer)
-        found = risk.find_candidates(
+        found = find_candidate_errors(
             network, examples, self.config.minimum_risk, self.fabric.device
         )
         self.progress.say(
@@ -694,12 +699,12 @@ class _Objective(nn.Module):
         self.network, self.consistency = network, consistency
 
     def forward(
-        self, *tensors: Tensor, candidates: risk.CandidateRows | None = None
+        self, *tensors: Tensor, candidates: CandidateRows | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the log-losses [B] and the objectives [B] of a batch's tensors."""
         batch = Batch((), *tensors)
         if candidates is not None:
-            return risk.risk_losses(cast(Transducer, self.network), batch, candidates)
+            return risk_losses(cast(Transducer, self.network), batch, candidates)
         if not self.consistency:
             return self.network.training_losses(batch)
         losses, minimised, divergence = self.network.consistency_losses(batch)

@@ -41,7 +41,7 @@ class CandidateRows(NamedTuple):
         return CandidateRows(*(tensor.to(device) for tensor in self))
 
 
-class Candidates:
+class CandidateErrors:
     """The candidates of all examples, in a few flat arrays."""
 
     def __init__(self, errors: Sequence[Mapping[Labels, int]]) -> None:
@@ -71,9 +71,9 @@ class Candidates:
         return CandidateRows(*map(torch.from_numpy, (labels, num_labels, inputs, places, errors)))
 
 
-def find_candidates(
+def find_candidate_errors(
     network: Transducer, examples: Sequence[Example], num_best: int, device: torch.device
-) -> Candidates:
+) -> CandidateErrors:
     """Return the candidates of each example: its target, and the best outputs of the network.
 
     All targets of one source are correct: each is a candidate, and the errors of a candidate are
@@ -95,24 +95,13 @@ def find_candidates(
                 for labels in (*correct, *outputs)
             }
     # The first key of a union stays first.
-    return Candidates([{_labels(one): 0} | errors[one.pair.source] for one in examples])
+    return CandidateErrors([{_labels(one): 0} | errors[one.pair.source] for one in examples])
 
 
 def candidate_losses(network: Transducer, batch: Batch, candidates: CandidateRows) -> Tensor:
-    """Return -ln Pr(y|x) of the candidates of each input, [B, W], and inf in padding.
-
-    The transcription network runs once for each input, the prediction network and the lattice once
-    for each candidate. The labels of the batch itself are not read.
-    """
+    """Return -ln Pr(y|x) of the candidates of each input, [B, W], and inf in padding."""
     labels, num_labels, inputs, places, errors = candidates
-    read = Batch((), batch.frames, batch.num_frames, labels, num_labels)
-    if network.backwards:
-        read = read.reversed()
-    f, g, num_vectors = network(read.frames, read.num_frames, read.labels)
-    # The gradients of the candidates nearly cancel, and are added up in float32, not bfloat16.
-    exact = torch.promote_types(f.dtype, torch.float32)
-    outputs = (f.to(exact)[inputs], g.to(exact), read.labels, num_vectors[inputs], num_labels)
-    losses = network.losses(read, outputs)
+    losses = network.candidate_losses(batch, inputs, labels, num_labels)
     padded = losses.new_full(errors.shape, torch.inf)
     return padded.index_put((inputs, places), losses)
 
