@@ -1,11 +1,13 @@
 """The promises of the architecture page and of CONTRIBUTING about the whole package."""
 
 import ast
+import importlib
 import os
 import re
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -215,6 +217,26 @@ def test_the_architecture_page_lists_every_module():
     for _, path in modules():
         if path.name != "__init__.py":
             assert path.name in drawn, f"{path.name} is not in the tree of docs/architecture.md"
+
+
+SCRIPTS = sorted(
+    path for folder in ("benchmarks", "tools") for path in (ROOT / folder).glob("*.py")
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_imports_only_names_that_the_package_has(script):
+    """Benchmarks take minutes, and no test runs them all."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "transduce":
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                submodule = (
+                    find_spec(f"{node.module}.{alias.name}")
+                    if module.__spec__.parent == node.module
+                    else None
+                )
+                assert hasattr(module, alias.name) or submodule, f"{node.module}.{alias.name}"
 
 
 def test_a_misspelt_option_exits_with_an_error_that_names_the_right_one(tmp_path):
