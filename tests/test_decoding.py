@@ -79,7 +79,7 @@ def search(model, frames, **options):
 
 @pytest.mark.filterwarnings(MET)
 @pytest.mark.parametrize("backend", ALL_BACKENDS)
-@pytest.mark.parametrize("K, T, longest", slow_except({1, 2}, [(2, 3, 4), (1, 4, 6), (3, 2, 3)]))
+@pytest.mark.parametrize("K, T, longest", [(2, 3, 3), (1, 4, 6), (3, 2, 3)])
 @pytest.mark.parametrize("double", [True, False])
 def test_with_unlimited_width_every_probability_is_the_lattices(K, T, longest, double, backend):
     model = transducer(K, double=double)
@@ -490,12 +490,12 @@ def test_the_compiled_greedy_search_finds_what_tensor_operations_do(double, laye
     network = PredictionNetwork(5, 9, layers).to(kind)
     for weights in network.parameters():
         weights.mul_(8)
-    transcriptions = [6 * torch.randn(T, 6).to(kind) for T in torch.randint(0, 12, (130,)).tolist()]
+    transcriptions = [6 * torch.randn(T, 6).to(kind) for T in torch.randint(0, 7, (130,)).tolist()]
     for f in transcriptions:
         f[:, NULL] += null
     problem = Problem(transcriptions, network, None, 6, SearchOptions(max_labels_per_frame=6))
     found = greedy.greedy_searches(problem)
-    assert sum(one.num_bounded for one in found) > 400
+    assert sum(one.num_bounded for one in found) > 200
     assert max(len(one.labels) for one in found) > 2 * layers
     assert layers == 1 or any(one.frames.count(0) > 4 for one in found)
     for module in (eager, reference):
