@@ -88,17 +88,26 @@ def test_torchrun_on_two_machines_takes_the_steps_of_one_process(tmp_path, machi
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, machines):
-    """Return the state after a training on two machines that nothing stopped."""
-    folder = tmp_path_factory.mktemp("whole")
+def unstopped(tmp_path_factory, machines):
+    """Train on two machines, of which the second comes late; return the state and the results."""
+    folder = tmp_path_factory.mktemp("unstopped")
     write_recipe(folder)
-    succeeded(machines.srun(["train", folder / "recipe.toml", "--run", folder / "run"]))
-    return state(folder / "run")
+    train = ["train", folder / "recipe.toml", "--run", folder / "run"]
+    results = finished(machines.srun(train, {0: {"note_after": 0.2}}, delays=(0.0, 4.0)))
+    return state(folder / "run"), results
+
+
+def test_a_process_waits_for_one_that_comes_late_and_says_so(machines, unstopped):
+    (code, _, errors), (other, _, _) = unstopped[1]
+    assert (code, other) == (0, 0)
+    address = machines.machines[0].address
+    (sentence,) = sentences(errors)
+    assert sentence.startswith(f"transduce: waiting for the others of 2 processes at {address}:")
 
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_all_stop_when_a_process_is_lost_and_resume_ends_as_if_nothing_had_happened(
-    tmp_path, machines, lost, whole
+    tmp_path, machines, lost, unstopped
 ):
     write_recipe(tmp_path, save_every=10)
     train = ["train", tmp_path / "recipe.toml", "--run", tmp_path / "run"]
@@ -113,7 +122,7 @@ def test_all_stop_when_a_process_is_lost_and_resume_ends_as_if_nothing_had_happe
     assert "Traceback" not in errors
     assert ended - float(output.split("killed at ")[1].split()[0]) < 15
     succeeded(machines.srun([*train, "--resume"]))
-    found = state(tmp_path / "run")
+    found, (whole, _) = state(tmp_path / "run"), unstopped
     assert found.keys() == whole.keys()
     assert all(torch.equal(found[name], whole[name]) for name in whole)
 
@@ -159,17 +168,6 @@ def test_a_run_goes_on_with_another_number_of_machines(tmp_path, machines):
         else:
             succeeded(machines.srun([*train, "--resume", "--train.max_epochs", "3"]))
     assert_close(state(tmp_path / "run"), whole)
-
-
-def test_a_process_waits_for_one_that_comes_late_and_says_so(tmp_path, machines):
-    write_recipe(tmp_path, max_epochs=1)
-    train = ["train", tmp_path / "recipe.toml", "--run", tmp_path / "run"]
-    started = machines.srun(train, {0: {"note_after": 0.2}}, delays=(0.0, 4.0))
-    (code, _, errors), (other, _, _) = finished(started)
-    assert (code, other) == (0, 0)
-    address = machines.machines[0].address
-    (sentence,) = sentences(errors)
-    assert sentence.startswith(f"transduce: waiting for the others of 2 processes at {address}:")
 
 
 def test_a_student_learns_from_a_teacher_on_two_machines(tmp_path, machines):

@@ -411,18 +411,26 @@ fit(read_recipe(folder / "recipe.toml"), folder / "run", progress=Killed(Console
 """
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["labels", "teacher"])
+def never_stopped(request, tmp_path_factory):
+    """A recipe, without and with a teacher, and the folder of its run."""
+    folder = tmp_path_factory.mktemp("never-stopped")
+    regular = {"weight_noise": 0.05, "averaging": 0.9, "consistency": 1.0}
+    regular |= {"teacher": (teach(folder),)} if request.param else {}
+    recipe = toy_recipe(folder, save_every=5, warm_up=20, decay="cosine", **regular)
+    recipe = replace(recipe, network=replace(recipe.network, num_layers=2, dropout=0.3))
+    run(recipe, folder / "whole")
+    return recipe, folder / "whole"
+
+
 # An epoch has 13 steps, and every fifth step is saved. The eighth write is the state after the
 # first epoch, when the model, its card and the metrics have been written.
-@pytest.mark.parametrize("taught", [False, True])
 @pytest.mark.parametrize("when, count", [("in a step", 23), ("in a write", 8)])
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_result_of_one_that_was_not_stopped(
-    tmp_path, when, count, taught
+    tmp_path, when, count, never_stopped
 ):
-    regular = {"weight_noise": 0.05, "averaging": 0.9, "consistency": 1.0}
-    regular |= {"teacher": (teach(tmp_path),)} if taught else {}
-    recipe = toy_recipe(tmp_path, save_every=5, warm_up=20, decay="cosine", **regular)
-    recipe = replace(recipe, network=replace(recipe.network, num_layers=2, dropout=0.3))
+    recipe, whole = never_stopped
     (tmp_path / "recipe.toml").write_text(recipe_toml(recipe))
     command = [sys.executable, "-c", KILLED, str(tmp_path), when, str(count)]
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -430,12 +438,11 @@ def test_a_killed_run_resumes_to_the_result_of_one_that_was_not_stopped(
     left = training.read_tensors(tmp_path / "run" / "last.safetensors", training.STATE)[1]
     assert 0 < left["position"]["step"] < 39
     run(recipe, tmp_path / "run", resume=True)
-    run(recipe, tmp_path / "whole")
-    assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+    assert_same(weights_of(tmp_path / "run"), weights_of(whole))
     best = "model.safetensors"
-    assert (tmp_path / "run" / best).read_bytes() == (tmp_path / "whole" / best).read_bytes()
-    assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
-    cards = [(tmp_path / name / "card.md").read_text() for name in ("run", "whole")]
+    assert (tmp_path / "run" / best).read_bytes() == (whole / best).read_bytes()
+    assert metrics_of(tmp_path / "run") == metrics_of(whole)
+    cards = [(folder / "card.md").read_text() for folder in (tmp_path / "run", whole)]
     assert cards[0].replace("# run\n", "# whole\n") == cards[1]
 
 
