@@ -1,5 +1,7 @@
 """The next-label distributions and the distillation loss, against sums over all alignments."""
 
+from functools import cache
+
 import pytest
 import torch
 from hypothesis import given
@@ -233,21 +235,27 @@ def test_autocast_changes_nothing(dtype, backend):
     torch.testing.assert_close(expected.double(), exact, rtol=tolerance, atol=tolerance)
 
 
+def loss_and_gradients(loss_function, name, scale, dtype, **options):
+    batch = random_batch(*SHAPES[name], padding=1, scale=scale)
+    arguments, targets = leaves(batch, dtype), random_targets(batch, certain=0.3)
+    loss = loss_function(*arguments, targets, **options)
+    return [loss.detach(), *torch.autograd.grad(loss.sum(), arguments[:2])]
+
+
+@cache
+def references(name, scale):
+    """Return the reference's loss and gradients in float32 and float64, once for all backends."""
+    kinds = (torch.float32, torch.float64)
+    return [loss_and_gradients(by_reference, name, scale, kind) for kind in kinds]
+
+
 @BACKEND
 @pytest.mark.parametrize("scale", [0.3, 3.0, 30.0])
 @pytest.mark.parametrize("name", slow_except(range(7), SHAPES))
 def test_in_float32_it_is_as_exact_as_the_reference(name, scale, backend):
-    batch = random_batch(*SHAPES[name], padding=1, scale=scale)
-    targets = random_targets(batch, certain=0.3)
-
-    def loss_and_gradients(loss_function, dtype, **options):
-        arguments = leaves(batch, dtype)
-        loss = loss_function(*arguments, targets, **options)
-        return [loss.detach(), *torch.autograd.grad(loss.sum(), arguments[:2])]
-
-    found = loss_and_gradients(distillation_loss, torch.float32, backend=backend)
-    theirs = loss_and_gradients(by_reference, torch.float32)
-    assert_exact_enough(found, theirs, loss_and_gradients(by_reference, torch.float64))
+    found = loss_and_gradients(distillation_loss, name, scale, torch.float32, backend=backend)
+    theirs, exact = references(name, scale)
+    assert_exact_enough(found, theirs, exact)
 
 
 @pytest.mark.parametrize("T, U", [(40, 5), (3, 30)])
