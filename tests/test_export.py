@@ -188,7 +188,7 @@ def test_int8_graphs_are_small_and_compute_what_our_int8_files_compute(tmp_path)
 
 
 @pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("count", slow_except({0}, [20, 500]))
+@pytest.mark.parametrize("count", slow_except({0}, [20, 100]))
 def test_words_are_pronounced_as_we_pronounce_them(tmp_path, count, int8):
     model = load("english-pronouncer")
     export_onnx(model, tmp_path / "out", int8=int8)
@@ -209,7 +209,7 @@ def test_words_are_pronounced_as_we_pronounce_them(tmp_path, count, int8):
 
 
 @pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("count", slow_except({0}, [5, 50]))
+@pytest.mark.parametrize("count", slow_except({0}, [5, 15]))
 def test_sounds_are_recognised_as_we_recognise_them(tmp_path, count, int8):
     model = load("english-phone-recogniser")
     export_onnx(model, tmp_path / "out", int8=int8)
