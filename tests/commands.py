@@ -11,7 +11,12 @@ from typing import NamedTuple
 from transduce import cli
 
 ROOT = Path(__file__).parent.parent
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "TERM": "xterm"}
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "PATH": "/usr/bin:/bin",
+    "TERM": "xterm",
+    "OMP_WAIT_POLICY": "passive",  # as in conftest.py
+}
 MAIN = "from transduce.cli import main; main()"
 WORDS = ["ab", "ba", "aab", "bba", "abab", "a", "b", "bb", "aa", "abb", "baa", "bab"]
 # A network that learns a dozen pairs by heart.
@@ -92,11 +97,15 @@ def started(*arguments, folder, **streams):
     return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, **options)
 
 
-def train_small_runs(folder, *networks):
-    """Train networks on a few pairs, whose letters become capitals, doubled; one run for each."""
+def train_small_runs(folder, *networks, epochs=40):
+    """Train networks on a few pairs, whose letters become capitals, doubled; one run for each.
+
+    After 40 epochs they know the pairs by heart.
+    """
     lines = [f"{word}\t{' '.join(2 * c.upper() for c in word)}" for word in WORDS]
     (folder / "pairs.tsv").write_text("\n".join(lines) + "\n")
     for network in networks:
         (folder / f"{network}.toml").write_text(RECIPE.replace("NETWORK", network))
-        done = transduce("train", f"{network}.toml", folder=folder)
+        settings = ("--train.max_epochs", epochs)
+        done = transduce("train", f"{network}.toml", *settings, folder=folder)
         assert done.returncode == 0, done.stderr

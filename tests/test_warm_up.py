@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import ENVIRONMENT
 
 CODE = """
 import sys
@@ -35,7 +36,7 @@ assert len(asked) > 10
 first = len(asked)
 assert "everything was compiled before" in run("warm-up")
 assert len(asked) == first, "a second call needs other kernels"
-train_small_runs(folder, "transducer", "ctc", "prediction")
+train_small_runs(folder, "transducer", "ctc", "prediction", epochs=2)
 lines = "\\n".join(WORDS * 30)
 run("transcribe", "runs/transducer", text=lines)
 run("transcribe", "runs/transducer", "--timestamps", text=lines)
@@ -57,7 +58,7 @@ def test_after_a_warm_up_other_commands_need_no_further_kernels(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(tmp_path)],
         cwd=Path(__file__).parent,
-        env={"PYTHONPATH": str(Path(__file__).parent.parent), "PATH": "/usr/bin:/bin"},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
     )
