@@ -123,17 +123,18 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
 
 def test_sounds_are_read_a_row_group_at_a_time(write):
     rows = parquet_rows() * 5
-    path = write(parquet_table(rows), row_group_size=4)
+    # As many row groups as are kept, so that a thread that comes late finds its own.
+    path = write(parquet_table(rows), row_group_size=10)
     parquet._group.cache_clear()
     pairs = pairs_of(path)
     assert parquet._group.cache_info().misses == 0  # no sound has been read
     assert len(list(FrameReader().read_all(pairs, num_threads=4))) == 20
-    assert parquet._group.cache_info().misses == 5
+    assert parquet._group.cache_info().misses == 2
     FrameReader()(pairs[-1])
-    assert parquet._group.cache_info().misses == 5
+    assert parquet._group.cache_info().misses == 2
     path.write_bytes(path.read_bytes())
     FrameReader()(pairs[-1])
-    assert parquet._group.cache_info().misses == 6  # the file may be another one
+    assert parquet._group.cache_info().misses == 3  # the file may be another one
 
 
 @needs_proc

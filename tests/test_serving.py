@@ -37,7 +37,7 @@ from transduce.http.sounds import decode_sound
 from transduce.model.checkpoint import MODEL_FILE, TrainedModel, save_model
 from transduce.model.lines import Pronouncer
 from transduce.model.model import Model, load
-from transduce.serving import guard
+from transduce.serving import batching, guard
 from transduce.serving.api import create_app
 from transduce.serving.batching import Batcher, Job
 from transduce.serving.limits import Limits
@@ -80,6 +80,21 @@ def started(models, key=None, **limits):
         yield service
     finally:
         assert service.batcher.close(20)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warmed_up_once():
+    """Warm up each model for the first of its services alone."""
+    warm, warm_up = [], batching._warm_up
+
+    def warm_up_once(model):
+        if not any(model is one for one in warm):
+            warm_up(model)
+            warm.append(model)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "_warm_up", warm_up_once)
+        yield
 
 
 @pytest.fixture(scope="module")
