@@ -39,8 +39,8 @@ from transduce.model.lines import Pronouncer
 from transduce.model.model import Model, load
 from transduce.serving import batching, guard
 from transduce.serving.api import create_app
-from transduce.serving.batching import Batcher, Job
-from transduce.serving.limits import Limits
+from transduce.serving.batching import Batcher, Job, _example_of
+from transduce.serving.limits import Limits, error_content
 from transduce.serving.metrics import Metrics
 from transduce.serving.server import ModelServer, load_models
 from transduce.serving.service import Service
@@ -802,6 +802,12 @@ def test_streams_of_many_clients_give_what_the_library_gives(service, models):
     assert default == found[5][-1]
 
 
+def test_a_stream_may_have_a_beam_of_one(service, models):
+    with serving(service) as address:
+        [*_, final] = streamed(address, pcm(0.5), 0, "model=live&beam_width=1")
+    assert final["text"] == str(models["live"](pcm(0.5), beam_width=1, with_timings=True))
+
+
 def test_utterances_of_a_stream_follow_each_other(service, models):
     with serving(service) as address, opened(address) as stream:
         for samples, end in ((pcm(0.5), NEXT), (pcm(0.7, 900.0), FINISH)):
@@ -1112,3 +1118,34 @@ def test_a_second_signal_stops_the_server_at_once(tmp_path):
             assert server.wait(4) == 0
             with pytest.raises((OSError, ValueError)):  # its answer was cut off
                 answer.result()
+
+
+def test_the_first_signal_drains_the_server_and_the_second_ends_it(models):
+    server = ModelServer(Service(models))
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.service.drains_since is not None and not server.should_exit
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.should_exit and server.force_exit
+
+
+@pytest.mark.parametrize(
+    "status, kind",
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (429, "rate_limit_error"),
+        (499, "invalid_request_error"),
+        (500, "server_error"),
+        (503, "server_error"),
+    ],
+)
+def test_errors_have_the_types_that_openais_clients_know(status, kind):
+    assert error_content(status, "no")["error"]["type"] == kind
+
+
+@pytest.mark.parametrize("name", ["live", "letters"])
+def test_the_example_that_warms_a_model_has_as_many_frames_as_asked(models, name):
+    signature = models[name].signature
+    for num_frames in (10, 50):
+        found = len(signature.example(_example_of(models[name], num_frames)).frames)
+        assert num_frames <= found <= num_frames + 1
