@@ -96,6 +96,11 @@ def test_partial_transcripts_are_those_of_the_library(live):
     assert len(symbols) > 3
 
 
+def test_a_recording_has_no_samples_before_the_first_message(live):
+    explorer, _ = live
+    assert len(Recording(Model.of(explorer.model), RATE, 1.0).wave()) == 0
+
+
 def test_a_recording_is_forgotten_when_the_page_goes(live):
     explorer, address = live
     with opened(address) as socket:

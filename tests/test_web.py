@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import os
 import re
 import signal
 import socket
@@ -50,7 +51,7 @@ from transduce.web import explorer as exploring
 from transduce.web import server as http_server
 from transduce.web.explorer import Explorer
 from transduce.web.server import create_app
-from transduce.web.wire import unpack
+from transduce.web.wire import pack, unpack
 
 ROOT = Path(__file__).parent.parent
 HERE = "http://127.0.0.1:8000"
@@ -288,6 +289,12 @@ def test_other_rates_and_channels_are_converted(heard):
         assert len(wave) == len(expected)
         middle = slice(800, -800)  # resampling rings at the ends
         assert np.abs(wave - expected)[middle].max() < 0.01
+
+
+def test_a_sound_may_have_eight_channels():
+    content = wav_bytes(sound(0.1, channels=8))
+    wave = decode_sound(content, "a.wav", RATE, max_bytes=10**6, max_seconds=1)
+    assert len(wave) == 0.1 * RATE
 
 
 # --- Errors -------------------------------------------------------------------------------------
@@ -734,3 +741,17 @@ def test_the_wheel_contains_the_page(tmp_path):
     for path in (ROOT / "transduce/web").iterdir():
         if path.suffix in (".html", ".js", ".css", ".svg", ".py"):
             assert f"transduce/web/{path.name}" in inside
+
+
+def test_a_header_with_a_number_that_json_does_not_have_is_not_packed():
+    with pytest.raises(ValueError, match="JSON"):
+        pack({"log_likelihood": float("nan")}, {})
+
+
+def test_the_timer_that_ends_the_explorer_does_not_keep_it_alive(text, monkeypatch):
+    monkeypatch.setattr(http_server, "GRACE_SECONDS", 1000)
+    http_server.ExplorerServer(text, "127.0.0.1").handle_exit(signal.SIGINT, None)
+    timers = [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
+    [timer] = [one for one in timers if one.function is os._exit]
+    timer.cancel()
+    assert timer.daemon
