@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import ENVIRONMENT
@@ -50,3 +51,17 @@ def test_the_suggested_line_runs_as_printed(tmp_path, monkeypatch):
     )
     assert done.returncode == 0, done.stderr
     assert [row.split("\t")[0] for row in done.stdout.splitlines()] == ["transducer"] * 3
+
+
+def test_each_network_is_trained_with_the_seed_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    trained, loaded = [], []
+    monkeypatch.setattr(
+        demo, "fit", lambda recipe, folder, **_: trained.append((recipe.train.seed, folder))
+    )
+    monkeypatch.setattr(demo, "load_model", loaded.append)
+    monkeypatch.setattr(demo, "read_splits", lambda _: SimpleNamespace(test=[]))
+    for name in ("evaluate", "results_table", "pronunciations"):
+        monkeypatch.setattr(demo, name, lambda *_: "")
+    demo.run(tmp_path, 7)
+    assert trained == [(7, tmp_path / name) for name in ("prediction", "ctc", "transducer")]
+    assert loaded == [*(folder for _, folder in trained), tmp_path / "transducer"]
