@@ -217,6 +217,7 @@ def test_any_pieces_give_the_greedy_alignment_of_the_whole(number, cuts):
     assert (found.labels, found.frames, found.log_prob) == (
         whole.labels, whole.frames, whole.log_prob,
     )  # fmt: skip
+    assert found.score == found.log_prob / max(1, len(found.labels))
     assert tuple(progress.track.labels) == found.labels and progress.unstable == ()
 
 
