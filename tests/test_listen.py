@@ -143,6 +143,8 @@ def test_partial_results_grow_into_the_final_one(folder, monkeypatch):
         assert set(partial) == {"type", "stable", "unstable", "endpoint"}
         for phone in partial["stable"] + partial["unstable"]:
             assert set(phone) == {"symbol", "peak", "confidence"}
+            assert phone["confidence"] == round(phone["confidence"], 4)
+            assert phone["peak"] == round(phone["peak"], 3)
     assert len(stable) > 3 and any(partial["unstable"] for partial in partials)
 
 
