@@ -45,10 +45,11 @@ def test_several_hypotheses_print_with_their_input_probability_and_score():
 def test_timestamps_are_seconds_for_sound_and_vectors_otherwise():
     lines = heard().as_text(timestamps=True).splitlines()
     assert lines[0] == "AA\t0.205\t0.250\t0.350\t0.900"  # start, peak, end, confidence
-    assert transcript().as_text(timestamps=True).splitlines()[:3] == [
+    assert transcript().as_text(timestamps=True).splitlines() == [
         "AA\t2\t2\t5\t0.900",  # it lasts until the next
         "B\t5\t5\t5.5\t0.800",  # two labels divide a vector
         "B\t5.5\t5\t9\t0.700",
+        '"\t9\t9\t10\t1.000',  # the last lasts to the end of its vector
     ]
 
 
