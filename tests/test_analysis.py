@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from transduce.alphabet import NULL, Alphabet
 from transduce.analysis import arrows, output_bars, sensitivity, view_lattice
 from transduce.analysis.colours import DECADES, heat_colours
 from transduce.analysis.figures import (
+    _map_size,
     lattice_figure,
     save_figure,
     sensitivity_figure,
@@ -493,3 +495,13 @@ def test_equal_steps_of_a_map_have_equal_colour_differences():
     ]
     steps = np.linalg.norm(np.diff(seen, axis=0), axis=1)
     assert np.all(np.diff(seen[:, 0]) > 0) and steps.max() < 1.4 * steps.min()
+
+
+def test_the_map_of_a_text_grows_with_it_within_bounds():
+    sizes = {
+        (num_letters, num_labels): _map_size(
+            SimpleNamespace(frames=torch.zeros(num_letters), num_labels=num_labels)
+        )
+        for num_letters, num_labels in ((1, 1), (20, 19), (1000, 1000))
+    }
+    assert sizes == {(1, 1): (1.5, 3.5), (20, 19): (4.4, 8.0), (1000, 1000): (20.0, 20.0)}
