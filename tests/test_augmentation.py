@@ -257,6 +257,7 @@ def test_a_folder_without_readable_noise_is_one_sentence(tmp_path):
     [
         ({"speed": 1.5}, "speed must be a probability, not 1.5"),
         ({"slowest": 0.1}, "slowest and fastest must be between 0.5 and 2, not 0.1 and 1.1"),
+        ({"fastest": 2.5}, "slowest and fastest must be between 0.5 and 2, not 0.9 and 2.5"),
         ({"lowest_snr": 30.0}, "lowest_snr must be at most highest_snr, 20.0, not 30.0"),
         ({"longest_decay": 100.0}, "must be between 0.01 and 10 seconds, not 0.1 and 100.0"),
         ({"lowest_gain": -1e6}, "lowest_gain must be between -100 and 100, not -1000000.0"),
