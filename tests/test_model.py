@@ -23,10 +23,11 @@ from transduce.alphabet import Alphabet
 from transduce.architectures import NetworkConfig, Transducer, build_network
 from transduce.audio.features import FeatureSettings, Statistics
 from transduce.data.batches import Batch
-from transduce.data.pairs import DataError, Notation
+from transduce.data.pairs import Audio, DataError, Notation, Origin, Pair
 from transduce.decoding.ensemble import Ensemble
 from transduce.model import model as module
 from transduce.model.checkpoint import CheckpointError, TrainedModel, save_model
+from transduce.model.evaluate import evaluate
 from transduce.model.model import Model, load
 from transduce.model.signature import Signature
 
@@ -617,3 +618,10 @@ def test_a_precision_is_that_of_every_transcription_network(pronouncer, monkeypa
     assert [network.product_type for network in networks] == [torch.bfloat16] * 2
     model.to("cuda")
     assert [network.product_type for network in networks] == [None] * 2
+
+
+def test_an_evaluation_in_which_all_pairs_are_skipped_gives_the_first_error(tmp_path):
+    origin = Origin(tmp_path / "test.jsonl", 1)
+    pairs = [Pair(name, Audio(tmp_path / name), ("aa",), origin) for name in ("a.wav", "b.wav")]
+    with pytest.raises(DataError, match=r"no pair can be read; the first error is: .*a\.wav"):
+        evaluate(model_of(SOUND), pairs, skipped=[])
