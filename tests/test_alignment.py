@@ -3,6 +3,8 @@
 import itertools
 import json
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,12 +18,13 @@ from transduce import Transducer, transducer_loss
 from transduce.alignment import align as align_module
 from transduce.alignment import detours
 from transduce.alignment.align import Aligner, Task, check_aligns
-from transduce.alignment.boundaries import Boundaries, Edge, boundaries
+from transduce.alignment.boundaries import Boundaries, Edge, boundaries, hmm_of
 from transduce.alignment.detours import Detour, LabelPath
 from transduce.alignment.long import find_stretches
+from transduce.alignment.phone_hmm import shipped_hmm
 from transduce.alignment.pronunciations import Lexicon, spelling, split_words
 from transduce.alignment.result import AlignedPhone, AlignedWord, Alignment
-from transduce.alignment.variants import choose_pronunciations
+from transduce.alignment.variants import _between, choose_pronunciations
 from transduce.architectures import NetworkConfig, build_network
 from transduce.audio.sound import read_wave
 from transduce.data.dictionaries import PronouncingDictionary
@@ -563,3 +566,30 @@ def test_each_word_of_a_long_recording_is_found_in_its_own_sentence(corpora):
     for one, two in itertools.pairwise(found.phones):
         assert one.interval.end.time <= two.interval.start.time + 1e-9
     assert len(found.misfits) <= 3
+
+
+def test_the_hidden_markov_model_is_for_its_own_phones_and_sample_rate():
+    signature = load("english-phone-recogniser").signature
+    assert hmm_of(SimpleNamespace(signature=signature)) is shipped_hmm()
+    for other in (
+        {"targets": transduce.Alphabet(NOTES)},
+        {"features": replace(signature.features, sample_rate=8000)},
+        {"features": None},
+    ):
+        fields = {"targets": signature.targets, "features": signature.features} | other
+        assert hmm_of(SimpleNamespace(signature=SimpleNamespace(**fields))) is None
+
+
+def test_a_detour_is_scored_from_some_labels_before_it_to_some_after():
+    margin = detours.MARGIN_LABELS
+    frames = np.arange(20, 420, 20)  # of 20 labels, further apart than MARGIN_VECTORS
+    path = SimpleNamespace(vectors=range(500), labels=range(20), frames=frames)
+    [first], [last] = LabelPath._windows(path, np.array([9]), np.array([11]))
+    assert first == frames[9 - margin] and last == frames[10 + margin] + 1
+
+
+def test_cuts_with_a_margin_lie_on_both_sides_of_those_without():
+    heard, places = (1, 2, 3, 4), [(place, place) for place in range(5)]
+    assert list(_between(heard, places, (1, 3))) == [(2, 3)]
+    cuts = {heard[start:end] for start in (0, 1, 2) for end in (2, 3, 4)}
+    assert set(_between(heard, places, (1, 3), margin=1)) == cuts
