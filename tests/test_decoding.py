@@ -4,6 +4,7 @@ import math
 import warnings
 from itertools import pairwise, product
 
+import numpy as np
 import pytest
 import torch
 from memory import extra_megabytes, needs_proc
@@ -30,6 +31,7 @@ from transduce.decoding.fusion import FusedScores
 from transduce.decoding.options import SearchOptions
 from transduce.decoding.problem import Problem
 from transduce.decoding.search import transcribe
+from transduce.decoding.steps import Flow, _flows
 from transduce.decoding.trie import Trie
 
 BACKENDS = ["cpu", "eager"]
@@ -780,3 +782,9 @@ def test_an_n_gram_counts_the_labels_of_tensors():
 
 def test_scores_of_the_empty_sequence_have_a_place_for_null():
     assert FusedScores(NGram(1, 3, [[1]]), 2.0, 3).extend([-1], [NULL]).shape == (1, 4)
+
+
+def test_no_probability_flows_by_an_impossible_label():
+    log_prob = np.array([-0.5, -np.inf])
+    flows = _flows((1,), {(): 0.0, (1,): -1.0}, lambda labels, t: log_prob, 0)
+    assert flows == (Flow(1, (), -1.5),)
