@@ -11,7 +11,7 @@ from transduce.audio.cache import FrameReader
 from transduce.audio.features import FeatureSettings
 from transduce.audio.lengths import num_frames_of
 from transduce.data.manifest import Manifest
-from transduce.data.pairs import Notation
+from transduce.data.pairs import Audio, Notation, Origin, Pair
 
 CHARACTERS = Notation("characters", None)
 SHERPA = FeatureSettings("sherpa", num_channels=20, num_deltas=0)
@@ -62,3 +62,9 @@ def test_headers_are_read_once_if_there_is_a_cache(manifest, tmp_path, monkeypat
     path.write_text(path.read_text().replace("1.flac", "0.wav"))
     found = num_frames_of(Manifest.open(path, CHARACTERS), settings, cache).tolist()
     assert found[1] == expected[0] != expected[1]
+
+
+def test_a_stated_duration_is_taken_without_opening_the_file(tmp_path):
+    sound = Audio(tmp_path / "none.wav", duration=2.0)
+    pair = Pair("none", sound, ("x",), Origin(tmp_path / "m.jsonl", 1))
+    assert num_frames_of([pair], FeatureSettings()).tolist() == [198]
