@@ -9,6 +9,7 @@ import torch
 
 from transduce import (
     Ensemble,
+    Hypothesis,
     SearchOptions,
     Transducer,
     greedy_search,
@@ -186,7 +187,7 @@ def test_an_utterances_output_does_not_depend_on_the_rest_of_the_batch():
     together, (frames, num_frames) = Ensemble(members()), utterances(6, 0, 2)
     options = dict(beam_width=3, n_best=3)
     found = search(together, frames, num_frames, **options)
-    assert [h.labels for h in found[1]] == [()] and found[1][0].log_prob == 0.0
+    assert found[1] == (Hypothesis((), 0.0, 0.0, ()),)
     for b in (0, 2):
         [alone] = search(together, frames[[b], : num_frames[b]], num_frames[[b]], **options)
         assert [h.labels for h in alone] == [h.labels for h in found[b]]
