@@ -13,7 +13,7 @@ def shown(terminal, monkeypatch):
     monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.0)
     file = io.StringIO()
     with Progress(Console(file=file, force_terminal=terminal, width=150)) as progress:
-        progress.say("[3] pairs")
+        progress.say("[bold] pairs")
         for epoch in (1, 2):
             progress.start_epoch(epoch, 2, 0)
             progress.step(8, 3.25)
@@ -24,7 +24,7 @@ def shown(terminal, monkeypatch):
 
 def test_without_a_terminal_there_are_lines_of_text(monkeypatch):
     lines = shown(False, monkeypatch).splitlines()
-    assert lines[0] == "[3] pairs"
+    assert lines[0] == "[bold] pairs"
     assert lines[1].startswith("epoch 1: 3.250 bits per label, ")
     assert "step 1 of 2" in lines[1] and "sequences/s" in lines[1] and lines[1].endswith(" s left")
     assert lines[3].startswith(

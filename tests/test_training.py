@@ -672,6 +672,7 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(TrainingError, match="devices is 3, but there are 2 GPUs"):
         run(toy_recipe(tmp_path, device="cuda", devices=3), tmp_path / "run")
+    checks.check_devices(TrainConfig(device="cuda", devices=2))  # all of them
     assert not (tmp_path / "run").exists()
 
 
