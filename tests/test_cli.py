@@ -21,6 +21,7 @@ from commands import RECIPE, ROOT, WORDS, in_a_new_process, started, train_small
 from explored import RATE, sound, sound_model
 
 from transduce import cli
+from transduce.cli import terminal as terminal_module
 from transduce.cli.terminal import user_errors
 from transduce.model.checkpoint import save_model
 
@@ -242,6 +243,7 @@ def test_evaluation_prints_a_table_or_json(folder):
     assert row["network"] == "transducer" and row["error"] < 0.2
     done = transduce("evaluate", "runs/transducer", "--beam-width", 4, folder=folder)
     assert done.returncode == 0 and "substitutions" in done.stdout.lower()
+    assert "paper" not in done.stdout
 
 
 @pytest.mark.slow
@@ -780,3 +782,14 @@ def test_sound_unlike_the_training_data_is_doubted_once(speech, monkeypatch):
     monkeypatch.setattr(sys.modules["transduce.cli.transcribe"], "LOW_CONFIDENCE", 1.0)
     [unsure] = doubts(recognised("rec", folder=speech))
     assert re.search(r"rec/b\.flac is recognised with a mean confidence of 0\.\d\d", unsure)
+
+
+def test_a_full_disk_is_told_of_the_output_or_of_a_file(monkeypatch):
+    monkeypatch.setattr(terminal_module, "_discard_output", lambda: None)
+    full = (errno.ENOSPC, "No space left on device")
+    with pytest.raises(SystemExit, match="standard output cannot be written"), user_errors():
+        raise OSError(*full)
+    with pytest.raises(SystemExit, match=r"a\.txt cannot be read or written"), user_errors():
+        raise OSError(*full, "a.txt")
+    with pytest.raises(ConnectionResetError), user_errors():
+        raise ConnectionResetError(errno.ECONNRESET, "of no file")

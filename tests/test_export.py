@@ -18,6 +18,7 @@ from melodies import RATE, melody, trained_model
 from slow import slow_except
 from torch.testing import assert_close
 
+from transduce import cli
 from transduce.alphabet import Alphabet
 from transduce.architectures import NetworkConfig, build_network
 from transduce.audio.features import Features, Statistics
@@ -413,3 +414,13 @@ def test_an_interrupted_export_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         export_onnx(sound_model(), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_writes_int8_only_if_asked(tmp_path, monkeypatch):
+    asked, module = [], sys.modules["transduce.cli.export"]
+    monkeypatch.setattr(module, "load_runs", lambda *_: None)
+    monkeypatch.setattr(module, "unlike_sherpa", lambda _: None)
+    monkeypatch.setattr(module, "export_onnx", lambda *_, int8: asked.append(int8) or ["a.onnx"])
+    cli.export(Path("run"), output=tmp_path)
+    cli.export(Path("run"), output=tmp_path, int8=True)
+    assert asked == [False, True]
