@@ -1,8 +1,10 @@
 """The processes of a training as launchers describe them in environment variables."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from transduce.training import checks, launch
+from transduce.training import checks, launch, peers
 from transduce.training.checks import TrainingError
 from transduce.training.launch import launcher, settle_processes
 from transduce.training.recipe import TrainConfig
@@ -110,3 +112,11 @@ def test_a_process_that_waits_says_so(monkeypatch, capsys):
     with launch._note_if_slow("waiting", shown=False):
         launch.threading.Event().wait(0.2)
     assert capsys.readouterr().err == ""
+
+
+def test_processes_that_do_not_connect_are_named(monkeypatch):
+    monkeypatch.setattr(peers, "SECONDS_TO_CONNECT", 0.05)
+    monkeypatch.setenv("MASTER_ADDR", "first")
+    fabric = SimpleNamespace(is_global_zero=True, world_size=3, broadcast=lambda told: told)
+    with pytest.raises(TrainingError, match=r"processes \[1, 2\] cannot reach process 0 at first"):
+        peers._connect(fabric, peers.End(0, 0, 0, "first"))
