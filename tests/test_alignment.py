@@ -593,3 +593,12 @@ def test_cuts_with_a_margin_lie_on_both_sides_of_those_without():
     assert list(_between(heard, places, (1, 3))) == [(2, 3)]
     cuts = {heard[start:end] for start in (0, 1, 2) for end in (2, 3, 4)}
     assert set(_between(heard, places, (1, 3), margin=1)) == cuts
+
+
+def test_a_long_sound_in_which_few_words_are_found_is_refused(singer, monkeypatch):
+    wave, _ = song("ABCDEABCDE")
+    monkeypatch.setattr(align_module, "SHORT", 0.5)
+    last = SimpleNamespace(first_word=9, last_word=10)
+    monkeypatch.setattr(align_module, "find_stretches", lambda *_: [last])
+    with pytest.raises(DataError, match="the sound does not fit the text"):
+        transduce.align(singer, wave, phones=list("ABCDEABCDE"))
