@@ -15,7 +15,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files that take longest start first, so that none is left over when the others have ended.
-LONGEST = ["machines", "explorer_page", "decoding", "cli", "training", "export"]
+LONGEST = ["machines", "explorer_page", "decoding", "training", "cli", "site", "export"]
 
 
 def pytest_collection_modifyitems(items):
