@@ -4,11 +4,14 @@
     python tools/mutation.py --replant survivors.txt
 
 A bug is another operator, a constant off by one, a condition the other way round, or `and` for
-`or`. Text, errors and annotations are left as they are. Every module has its turn before any has a
-second one. The tests of a module are `tests/test_NAME.py`, the files that import it, shortest
-first, and those of its folder. Of these, the tests that call the function with the bug are run,
-quickest first; which tests call it is found once, and kept in `build/calls`. The first failure ends
-them, and counts where the test passes without the bug. Bugs are planted in a copy of the checkout.
+`or`. Text, errors and annotations are left as they are, and so is what a test could only repeat:
+numbers in constants (`SECONDS = 10`), sizes of figures, and `strict` of zip. Every module has its
+turn before any has a second one.
+
+The tests of a module are `tests/test_NAME.py`, the files that import it, shortest first, and those
+of its folder. Of these, the tests that call the function with the bug are run, quickest first;
+which tests call it is found once, and kept in `build/calls`. The first failure ends them, and
+counts if the test passes without the bug. Bugs are planted in a copy of the checkout.
 """
 
 from __future__ import annotations
@@ -148,6 +151,17 @@ def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or isinstance(getattr(node, "value", None), str)
 
 
+def _is_chosen(assignment: ast.Assign) -> bool:
+    """Return whether a constant is nothing but numbers, which a test could only repeat."""
+    names = [
+        x.id for target in assignment.targets for x in ast.walk(target) if isinstance(x, ast.Name)
+    ]
+    computed = (ast.Name, ast.Call, ast.Attribute)
+    return all(map(str.isupper, names)) and not any(
+        isinstance(x, computed) for x in ast.walk(assignment.value)
+    )
+
+
 def _code(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of code, without errors, printed text, annotations and decorators."""
     for child in ast.iter_child_nodes(node):
@@ -156,6 +170,10 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
         if isinstance(child, ast.Call) and ast.unparse(child.func) in ("print", "cast", "TypeVar"):
             continue
         if isinstance(child, ast.arg):  # its annotation
+            continue
+        if isinstance(child, ast.keyword) and child.arg in ("strict", "figsize"):
+            continue
+        if isinstance(node, ast.Module) and isinstance(child, ast.Assign) and _is_chosen(child):
             continue
         if isinstance(child, ast.AnnAssign):
             if child.value is not None:
