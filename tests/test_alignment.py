@@ -20,7 +20,7 @@ from transduce.alignment import detours
 from transduce.alignment.align import Aligner, Task, check_aligns
 from transduce.alignment.boundaries import Boundaries, Edge, boundaries, hmm_of
 from transduce.alignment.detours import Detour, LabelPath
-from transduce.alignment.long import find_stretches
+from transduce.alignment.long import FEW_PHONES, _split_at_other_sound, find_stretches
 from transduce.alignment.phone_hmm import shipped_hmm
 from transduce.alignment.pronunciations import Lexicon, spelling, split_words
 from transduce.alignment.result import AlignedPhone, AlignedWord, Alignment
@@ -602,3 +602,12 @@ def test_a_long_sound_in_which_few_words_are_found_is_refused(singer, monkeypatc
     monkeypatch.setattr(align_module, "find_stretches", lambda *_: [last])
     with pytest.raises(DataError, match="the sound does not fit the text"):
         transduce.align(singer, wave, phones=list("ABCDEABCDE"))
+
+
+@pytest.mark.parametrize(
+    "number, islands", [(FEW_PHONES, [(0, 2)]), (FEW_PHONES + 1, [(0, 1), (1, 2)])]
+)
+def test_words_with_more_than_a_few_other_phones_between_them_are_cut_apart(number, islands):
+    heard = {0: (0, 2), 1: (3 + number, 5 + number)}  # the first and last phone of each word
+    match = SimpleNamespace(starts=[0, 3, 6], heard_in=lambda first, last: heard[first])
+    assert list(_split_at_other_sound(match, (0, 2))) == islands
