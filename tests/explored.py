@@ -114,8 +114,9 @@ def serving(explorer):
 @contextmanager
 def launched_browser():
     """Run a Chromium that plays sound without a click; yield it."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=30_000)  # for busy machines; the default is five seconds
     with sync_playwright() as playwright:
         options = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
