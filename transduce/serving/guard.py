@@ -81,6 +81,8 @@ class Guard:
                     await body.drop("expect" in Headers(scope=scope))
                     refusal.headers.setdefault("Connection", "close")
                     await error_response(refusal)(scope, receive, watched)
+            except ClientDisconnect:
+                raise
             except Exception:
                 log.exception("%s failed", path)
                 if not has_begun:
