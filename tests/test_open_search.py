@@ -265,3 +265,17 @@ def test_what_is_wrong_is_said_in_a_sentence(change, words):
     )
     with pytest.raises(ValueError, match=words):
         search(**arguments | change)
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+@pytest.mark.parametrize("beam_width", [1, 4])
+@pytest.mark.parametrize("num_labels", [2, 5])
+def test_a_prediction_network_of_other_labels_is_refused(num_labels, beam_width, backend):
+    network = PredictionNetwork(num_labels, 4)
+    sentence = (
+        f"the transcription has K\\+1 = 4 outputs, and the prediction network {num_labels + 1}"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        search(
+            torch.randn(1, 3, 4), torch.tensor([3]), network, beam_width=beam_width, backend=backend
+        )

@@ -22,6 +22,21 @@ MOST_OPEN = 1 << 16, 32
 
 
 @dataclass(frozen=True)
+class EagerPrediction:
+    """A `PredictionNetwork` that is stepped by plain PyTorch operations."""
+
+    network: PredictionNetwork
+
+    def start(self, batch: int) -> State:
+        """Return the network's first state."""
+        return self.network.start(batch)
+
+    def step(self, labels: Tensor, state: State) -> tuple[Tensor, State]:
+        """Step the network without compiled kernels."""
+        return self.network.step(labels, state, backend="eager")
+
+
+@dataclass(frozen=True)
 class Problem:
     """The utterances to search, and the networks to search with."""
 
@@ -30,6 +45,19 @@ class Problem:
     joint: Joint | None  # None: the sum
     num_outputs: int  # K+1, with null
     options: SearchOptions
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if f and g cannot be added; the compiled kernels would not notice."""
+        network = self.network
+        if isinstance(network, EagerPrediction):
+            network = network.network
+        if self.joint is None and isinstance(network, PredictionNetwork) and network.with_null:
+            given = network.output.out_features
+            if given != self.num_outputs:
+                raise ValueError(
+                    f"the transcription has K+1 = {self.num_outputs} outputs, and the prediction "
+                    f"network {given}; build both for the same labels"
+                )
 
     @property
     def beam_width(self) -> int:
@@ -67,21 +95,6 @@ class Problem:
         if self.joint is None and type(network) is PredictionNetwork and network.with_null:
             return network
         return None
-
-
-@dataclass(frozen=True)
-class EagerPrediction:
-    """A `PredictionNetwork` that is stepped by plain PyTorch operations."""
-
-    network: PredictionNetwork
-
-    def start(self, batch: int) -> State:
-        """Return the network's first state."""
-        return self.network.start(batch)
-
-    def step(self, labels: Tensor, state: State) -> tuple[Tensor, State]:
-        """Step the network without compiled kernels."""
-        return self.network.step(labels, state, backend="eager")
 
 
 class SearchBackend(Protocol):
