@@ -16,8 +16,7 @@ demo: .venv/package
 test: .venv/installed
 	$(PYTEST) -m "not slow"
 
-# Tests that take many seconds each. They come after `make test`, which compiles the kernels: pages
-# in a browser do not wait that long.
+# Tests that take many seconds each; with them CI would take more than 15 minutes.
 test-slow: .venv/installed
 	$(PYTEST) -m slow
 
