@@ -11,7 +11,12 @@ from commands import transduce
 from toys import sound_recipe
 
 import transduce as package
-from transduce.analysis.speech import view_speech
+from transduce.analysis.speech import (
+    node_mixture,
+    null_sensitivity,
+    speech_figure,
+    view_speech,
+)
 from transduce.architectures import NetworkConfig
 from transduce.data.batches import Batch
 from transduce.data.pairs import DataError, Notation
@@ -153,6 +158,58 @@ def test_the_posterior_says_at_which_symbol_each_output_was_emitted(model, run):
     with torch.no_grad():
         loss = float(model.network.losses(Batch.of([pair])))
     assert view.log_density == pytest.approx(-loss, rel=1e-5)
+
+
+def test_the_mixture_of_a_node_is_that_of_the_lattice(model, run):
+    pair = read_corpus(recipe_of(run.parent).data, spoken=True).training[0]
+    view = view_speech(model, pair.frames, pair.labels)
+    T, U = view.posterior.shape
+    assert view.log_null.shape == view.log_product.shape == (T, U + 1)
+    for t, u in ((0, 0), (T - 1, U - 1), (T // 2, U // 2)):
+        node = node_mixture(view, t, u)
+        assert node.null == pytest.approx(float(view.log_null[t, u].exp()))
+        assert float(node.weights.sum()) == pytest.approx(1)
+        gaussians = torch.distributions.Normal(node.means, node.deviations)
+        densities = gaussians.log_prob(view.outputs[u]).sum(1)
+        torch.testing.assert_close(node.log_densities, densities)
+        assert node.log_density == pytest.approx(float(view.log_next_output[t, u]))
+    assert node_mixture(view, 0, U).log_densities.shape == (0,)
+    for n in (0, U // 2, T + U - 1):  # Eq. 19
+        nodes = [view.log_product[t, n - t] for t in range(T) if 0 <= n - t <= U]
+        assert float(torch.stack(nodes).exp().sum()) == pytest.approx(1)
+    with pytest.raises(ValueError, match=f"no node {T},0 .*; t is 0 to {T - 1} and u 0 to {U}"):
+        node_mixture(view, T, 0)
+
+
+def test_the_sensitivity_of_null_is_its_derivative_by_the_outputs_before(model, run):
+    pair = read_corpus(recipe_of(run.parent).data, spoken=True).training[0]
+    view, (t, u) = view_speech(model, pair.frames, pair.labels), (2, 4)
+    found = null_sensitivity(model, view, t, u)
+    assert found.inputs.shape == (len(pair.frames), 5)
+    assert found.outputs.shape == view.outputs.shape
+    assert (found.outputs[u:] == 0).all() and (found.outputs[:u] != 0).any()
+    where, step = divmod(int(found.outputs.abs().argmax()), view.outputs.shape[1]), 0.01
+    nulls = []
+    for sign in (1, -1):
+        outputs = pair.labels.clone()
+        outputs[where] += sign * step
+        nulls.append(node_mixture(view_speech(model, pair.frames, outputs), t, u).null)
+    assert (nulls[0] - nulls[1]) / (2 * step) == pytest.approx(
+        float(found.outputs[where]), rel=0.01
+    )
+
+
+def test_a_vector_that_pools_symbols_is_named_after_all_of_them(tmp_path):
+    recipe = recipe_of(tmp_path, max_epochs=1)
+    recipe = replace(recipe, network=replace(recipe.network, pooling=2))
+    fit(recipe, tmp_path / "run")
+    model = package.load(tmp_path / "run")
+    pair = read_corpus(recipe.data, spoken=True).training[0]
+    pair = replace(pair, frames=pair.frames[:3])
+    view = view_speech(model, pair.frames, pair.labels)
+    one, two, three = view.symbols
+    assert view.names == (f"{one} {two}", three) and len(view.posterior) == 2
+    speech_figure(view)
 
 
 # --- What it cannot do --------------------------------------------------------------------------
