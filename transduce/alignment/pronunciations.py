@@ -20,7 +20,8 @@ from transduce.data.dictionaries import (
 from transduce.data.pairs import DataError, Symbols
 from transduce.decoding.options import SearchOptions
 from transduce.model.model import Model, load
-from transduce.model.signature import DASHES
+from transduce.model.signature import DASHES, Signature
+from transduce.model.speech import conditions
 
 GUESSES = 8  # pronunciations of a word that is not in the dictionary: more variants against time
 BEAM_WIDTH = 10  # of the search for them
@@ -106,3 +107,28 @@ def split_words(text: str) -> list[str]:
         pieces = re.split(rf"[{re.escape(DASHES)}]+", part)
         words += [without_punctuation(piece) for piece in pieces if any(map(str.isalpha, piece))]
     return words
+
+
+def said_symbols(signature: Signature, text: str) -> Symbols:
+    """Return the source symbols of a text, for a model that speaks.
+
+    A text is symbols of the model, or words, whose phones are returned. Conditions such as
+    speaker=theo stay, before the rest. Raise a DataError if the model cannot say the text.
+    """
+    assert signature.sources is not None
+    parts = text.split()
+    allowed = conditions(signature)
+    named = tuple(part for part in parts if part.partition("=")[0] in allowed and "=" in part)
+    for part in signature.sources.unknown(named):
+        name, _, value = part.partition("=")
+        raise DataError(f"there is no {name} {value!r}; the model has {', '.join(allowed[name])}")
+    said = tuple(part for part in parts if part not in named)
+    if not said:
+        raise DataError("the text is empty; write the words to say")
+    if signature.sources.unknown(said):
+        words = english_lexicon().words(" ".join(said))
+        said = tuple(phone for word in words for phone in word.pronunciations[0])
+    if strange := signature.sources.unknown(said):
+        known = " ".join(symbol for symbol in signature.sources.symbols if "=" not in symbol)
+        raise DataError(f"the model cannot say {strange[0]}, in {text!r}; it can say {known}")
+    return (*named, *said)

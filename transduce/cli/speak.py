@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from transduce.alignment.pronunciations import english_lexicon
+from transduce.alignment.pronunciations import said_symbols
 from transduce.cli.runs import Device, load_runs
 from transduce.cli.terminal import user_errors
-from transduce.data.pairs import DataError, Symbols
+from transduce.data.pairs import Symbols
 from transduce.decoding.generation import GenerationOptions
 from transduce.model.model import Model
 from transduce.model.speech import conditions
@@ -69,21 +69,12 @@ def speak(
 
 def source_symbols(model: Model, text: str, speaker: str | None) -> Symbols:
     """Return the source symbols of a text: the speaker's, then the text's own or its phones."""
-    sources = model.signature.sources
-    if sources is None or model.signature.outputs is None:
+    if model.signature.outputs is None:
         raise ValueError(
             f"a {model.network.kind} network outputs labels, and does not speak; give a run of a "
             "continuous transducer"
         )
-    said = tuple(text.split())
-    if not said:
-        raise DataError("the text is empty; write the words to say")
-    if sources.unknown(said):
-        words = english_lexicon().words(text)
-        said = tuple(phone for word in words for phone in word.pronunciations[0])
-    if strange := sources.unknown(said):
-        known = " ".join(symbol for symbol in sources.symbols if "=" not in symbol)
-        raise DataError(f"the model cannot say {strange[0]}, in {text!r}; it can say {known}")
+    said = said_symbols(model.signature, text)
     voices = conditions(model.signature).get("speaker", [])
     if any(symbol.startswith("speaker=") for symbol in said):
         voices = []  # the text names one
