@@ -5,7 +5,7 @@ import re
 import threading
 from collections import Counter
 from itertools import pairwise
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
@@ -128,9 +128,16 @@ def assert_bars(page, explorer, view):
             assert shown[outputs[label]][column] == pytest.approx(probability, abs=1e-6)
 
 
+def drawn(page):
+    """Wait until the page has drawn what has happened so far."""
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def address_of(page):
-    page.wait_for_timeout(300)  # the page writes its address 120 ms after the last change
-    return parse_qs(urlsplit(page.url).fragment, keep_blank_values=True)
+    """Return the parts of the page's address, once the page has written that of its view."""
+    drawn(page)  # Chromium delivers moves with a frame; what they change is unwritten after it
+    page.wait_for_function("() => !('unwritten' in document.getElementById('figure').dataset)")
+    return parse_qs(page.evaluate("location.hash.slice(1)"), keep_blank_values=True)
 
 
 def words_of(page):
@@ -464,12 +471,12 @@ def test_the_mouse_and_the_keys_choose_maps_and_scales(text, new_page):
     pictures = {picture(page)}
     for name in ("forward", "backward"):
         page.click(f"#maps span:text-is('{name}')")
-        page.wait_for_timeout(80)
+        drawn(page)
         pictures.add(picture(page))
         assert address_of(page)["map"] == [name]
     page.focus("#scales input:checked")
     page.keyboard.press("ArrowRight")
-    page.wait_for_timeout(80)
+    drawn(page)
     pictures.add(picture(page))
     assert address_of(page)["scale"] == ["linear"]
     assert len(pictures) == 4
@@ -536,10 +543,9 @@ def test_an_address_restores_the_view(text, new_page):
     page.mouse.move(5, 5)
     settled(page)
     address_of(page)
-    again = new_page(page.url)
+    again = new_page(page.evaluate("location.href"))
     settled(again)
-    again.wait_for_timeout(200)
-    assert again.url == page.url and node(again) == node(page)
+    assert address_of(again) == address_of(page) and node(again) == node(page)
     for name in ("map", "scale"):
         script = f"document.querySelector('input[name={name}]:checked').value"
         assert again.evaluate(script) == page.evaluate(script)

@@ -386,12 +386,14 @@ function writeAddress() {
   if (source === null) return; // a recording has an address when it is stopped
   written = encoded(source, currentView(), stage.map, stage.scale);
   history.replaceState(null, "", written);
+  delete stage.canvas.dataset.unwritten;
 }
 
 function changed() {
   describeNode();
   describeFigure();
   clearTimeout(timer);
+  stage.canvas.dataset.unwritten = ""; // until the address is that of the view
   timer = setTimeout(writeAddress, 120);
 }
 
