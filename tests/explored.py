@@ -14,6 +14,7 @@ import torch
 from transduce.alphabet import NULL, Alphabet
 from transduce.architectures import NetworkConfig, build_network
 from transduce.audio.features import FeatureSettings, Statistics
+from transduce.audio.outputs import FrameOutputs
 from transduce.data.pairs import Audio, Notation, Origin, Pair
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.signature import Signature
@@ -21,8 +22,21 @@ from transduce.web.server import ExplorerServer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 RATE = 16_000
+SPOKEN_RATE = 8000
 SPACES = Notation("spaces", None)
 CHARACTERS = Notation("characters", None)
+HERE = "http://127.0.0.1:8000"  # the server of a test client
+JSON = {"Content-Type": "application/json"}
+# Values and bodies that no request expects.
+ODD = [
+    *(None, True, -1, 0, 1.5, 1e308, 10**30, -(10**400), "", "a", "\ud800", "A" * 5000),
+    *([], [[]], ["A", 1], ["\ud800"], {}, {"a": 1}),
+]
+BODIES = [
+    *(b"", b"nul", b"{", b"[]", b"0", b'"x"', b"\xff\xfe", b"{" * 9, b"[" * 90_000),
+    *(b'{"a":' * 90_000, b"9" * 10_000, b'{"index": NaN}', b'{"index": 1e999}'),
+    b'{"t": Infinity, "u": -Infinity, "view": "x"}',
+]
 WORDS = ["abc", "cab", "bacca", "abba", "cabbac", "a", "bb"]
 
 
@@ -69,6 +83,35 @@ def sound_model(backwards=False, pooling=2, **others):
     return TrainedModel(sharp_network(config, features.size, 4), config, signature)
 
 
+def speech_model(**settings):
+    """Return a continuous transducer of random weights, from a, b, c and two speakers to sound."""
+    config = NetworkConfig(
+        "continuous", **{"hidden_size": 8, "prediction_size": 8, "num_components": 3} | settings
+    )
+    features = FeatureSettings("log_mel", SPOKEN_RATE, 0.04, num_channels=10, num_deltas=0)
+    statistics = Statistics(torch.full((10,), -4.0), torch.full((10,), 3.0))
+    sources = Alphabet(["a", "b", "c", "speaker=ann", "speaker=bob"])
+    signature = Signature(
+        Alphabet([]), SPACES, sources, SPACES, outputs=FrameOutputs(features, statistics, 2)
+    )
+    network = sharp_network(config, len(sources), signature.output_size)
+    with torch.no_grad():
+        network.transcription_network.output.bias[NULL] -= 4  # null is not likely
+    return TrainedModel(network, config, signature)
+
+
+def speech_pairs(folder):
+    """Write a sound file; return its pair, one whose file is missing, and one without sound."""
+    path = folder / "said.wav"
+    path.write_bytes(wav_bytes(sound(rate=SPOKEN_RATE), SPOKEN_RATE))
+    origin, said = Origin(folder / "said.jsonl", 1), ("speaker=bob", "a", "b", "c", "a")
+    return [
+        Pair("said", Audio(path), said, origin),
+        Pair("gone", Audio(folder / "gone.wav"), said[:3], origin),
+        Pair("text", said[:2], (), origin),
+    ]
+
+
 def sound(seconds=0.6, rate=RATE, channels=1, frequency=440.0):
     """Return samples [N, channels] of a tone that grows louder."""
     time = np.arange(round(seconds * rate)) / rate
@@ -92,6 +135,13 @@ def sound_pairs(folder):
         Pair("tone", Audio(path), ("A", "DD"), origin),
         Pair("gone", gone, ("B",), origin),
     ]
+
+
+def told(response, status=400):
+    """Return the message of an error response."""
+    assert response.status_code == status, response.text
+    assert list(response.json()) == ["message"] and "Traceback" not in response.text
+    return response.json()["message"]
 
 
 @contextmanager

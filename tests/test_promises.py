@@ -89,7 +89,15 @@ ORDER = [
     "demo",
     *("export.graphs", "export.folder", "export"),
     *("http.sounds", "http.hosts", "http.connections", "http.sockets", "http"),
-    *("web.wire", "web.recording", "web.explorer", "web.microphone", "web.server", "web"),
+    *(
+        "web.wire",
+        "web.recording",
+        "web.explorer",
+        "web.speech",
+        "web.microphone",
+        "web.server",
+        "web",
+    ),
     *("serving.limits", "serving.metrics", "serving.batching", "serving.formats"),
     *(
         "serving.service",

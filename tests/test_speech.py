@@ -11,6 +11,8 @@ from commands import transduce
 from toys import sound_recipe
 
 import transduce as package
+from transduce.alignment.pronunciations import said_symbols
+from transduce.alphabet import Alphabet
 from transduce.analysis.speech import (
     node_mixture,
     null_sensitivity,
@@ -20,6 +22,7 @@ from transduce.analysis.speech import (
 from transduce.architectures import NetworkConfig
 from transduce.data.batches import Batch
 from transduce.data.pairs import DataError, Notation
+from transduce.model.signature import Signature
 from transduce.model.speech import Speech, conditions, speak
 from transduce.training.checks import TrainingError
 from transduce.training.corpus import read_corpus
@@ -210,6 +213,16 @@ def test_a_vector_that_pools_symbols_is_named_after_all_of_them(tmp_path):
     one, two, three = view.symbols
     assert view.names == (f"{one} {two}", three) and len(view.posterior) == 2
     speech_figure(view)
+
+
+@pytest.mark.parametrize(
+    "text", ["speaker=ann Seven!", "speaker=ann S EH V AH N", "s eh v ah n speaker=ann"]
+)
+def test_a_text_is_said_by_its_own_symbols_or_the_phones_of_its_words(text):
+    spaces, sources = Notation("spaces", None), Alphabet(["S", "EH", "V", "AH", "N", "speaker=ann"])
+    signature = Signature(Alphabet([]), spaces, sources, spaces)
+    said = said_symbols(signature, text)
+    assert sources.respell(said) == ["speaker=ann", "S", "EH", "V", "AH", "N"]
 
 
 # --- What it cannot do --------------------------------------------------------------------------

@@ -23,6 +23,10 @@ import pytest
 import soundfile
 import torch
 from explored import (
+    BODIES,
+    HERE,
+    JSON,
+    ODD,
     RATE,
     serving,
     sound,
@@ -30,6 +34,7 @@ from explored import (
     sound_pairs,
     text_model,
     text_pairs,
+    told,
     wav_bytes,
 )
 from fastapi.testclient import TestClient
@@ -54,8 +59,6 @@ from transduce.web.server import create_app
 from transduce.web.wire import pack, unpack
 
 ROOT = Path(__file__).parent.parent
-HERE = "http://127.0.0.1:8000"
-JSON = {"Content-Type": "application/json"}
 
 
 def client_of(explorer, **options):
@@ -78,13 +81,6 @@ def phones():
 
 
 MELODY = melody(2)[0]  # the recogniser hears nearly "fall of" in it
-
-
-def told(response, status=400):
-    """Return the message of an error response."""
-    assert response.status_code == status, response.text
-    assert list(response.json()) == ["message"] and "Traceback" not in response.text
-    return response.json()["message"]
 
 
 def opened(client, text="cab"):
@@ -513,17 +509,6 @@ def test_the_server_answers_while_the_model_computes(text):
         assert not answers
     working.join(20)
     assert answers[0]["name"] == "cab"
-
-
-ODD = [
-    *(None, True, -1, 0, 1.5, 1e308, 10**30, -(10**400), "", "a", "\ud800", "A" * 5000),
-    *([], [[]], ["A", 1], ["\ud800"], {}, {"a": 1}),
-]
-BODIES = [
-    *(b"", b"nul", b"{", b"[]", b"0", b'"x"', b"\xff\xfe", b"{" * 9, b"[" * 90_000),
-    *(b'{"a":' * 90_000, b"9" * 10_000, b'{"index": NaN}', b'{"index": 1e999}'),
-    b'{"t": Infinity, "u": -Infinity, "view": "x"}',
-]
 
 
 @pytest.mark.slow

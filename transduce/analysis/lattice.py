@@ -136,7 +136,7 @@ def view_lattice(
         backward_variables(*arrows),
         log_occupancy(*arrows),
         float(log_likelihood(*arrows)),
-        _path(emitted, len(transcription)),
+        alignment_path(emitted, len(transcription)),
         tuple(label_timings(*arrows)),
         network.transcription_network.pooling,
     )
@@ -173,7 +173,7 @@ def transducer_of(model: TrainedModel) -> Transducer:
     return network
 
 
-def _path(emitted: Sequence[int], num_vectors: int) -> tuple[Node, ...]:
+def alignment_path(emitted: Sequence[int], num_vectors: int) -> tuple[Node, ...]:
     """Return the nodes of the alignment that emits label u+1 at vector emitted[u]."""
     nodes = []
     u = 0

@@ -10,7 +10,7 @@ import secrets
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -104,12 +104,47 @@ class Input:
 
 
 @dataclass(frozen=True, eq=False)
-class Explorer:
-    """A trained transducer and the examples to show with it."""
+class Examples:
+    """A model, and the examples to choose from."""
 
     model: TrainedModel
     pairs: Sequence[Pair]
     name: str
+
+    def examples(self, search: str, first: int) -> dict[str, Any]:
+        """List the examples that contain all words of `search`, from number `first` on."""
+        words = search.lower().split()
+        found = [
+            (i, pair)
+            for i, pair in enumerate(self.pairs)
+            if all(word in f"{pair.name} {' '.join(pair.target)}".lower() for word in words)
+        ]
+        return {
+            "count": len(found),
+            "examples": [
+                {"index": i, "name": pair.name, "target": pair.target}
+                for i, pair in found[max(0, first) :][:MAX_LISTED]
+            ],
+        }
+
+    def example(self, index: int) -> Pair:
+        """Return an example; raise ValueError if there is none of this index."""
+        if not 0 <= index < len(self.pairs):
+            raise ValueError(f"there is no example {index}; there are {len(self.pairs)} examples")
+        return self.pairs[index]
+
+    def first_example(self) -> dict[str, Any] | None:
+        """Return the example that the page shows when it opens; None if there are none."""
+        if not self.pairs:
+            return None
+        long = (i for i, pair in enumerate(self.pairs) if len(pair.target) >= FIRST_LABELS)
+        return {"kind": "example", "index": next(long, 0)}
+
+
+@dataclass(frozen=True, eq=False)
+class Explorer(Examples):
+    """A trained transducer and the examples to show with it."""
+
     inputs: Latest[Input | Recording] = field(default_factory=lambda: Latest(16))
     views: Latest[LatticeView] = field(default_factory=lambda: Latest(6))
     searches: Latest[Iterator[list[Survivor]]] = field(default_factory=lambda: Latest(4))
@@ -143,6 +178,7 @@ class Explorer:
             "sample_rate": features.sample_rate if features else None,
             "streams": features is not None and can_stream(self.model),
             "aligns": self._aligns,
+            "speaks": False,
         }
 
     @cached_property
@@ -155,10 +191,9 @@ class Explorer:
 
     def _first(self) -> dict[str, Any] | None:
         """Return the source that the page shows when it opens; None if there is none."""
-        if self.pairs:
-            long = (i for i, pair in enumerate(self.pairs) if len(pair.target) >= FIRST_LABELS)
-            return {"kind": "example", "index": next(long, 0)}
         signature = self.model.signature
+        if self.pairs:
+            return self.first_example()
         if signature.source_notation is None:
             return None
         symbols = signature.source_notation.symbols(FIRST_WORD)
@@ -166,29 +201,11 @@ class Explorer:
         known = not signature.unknown_symbols(pair)
         return {"kind": "text", "text": FIRST_WORD} if known else None
 
-    def examples(self, search: str, first: int) -> dict[str, Any]:
-        """List the examples that contain all words of `search`, from number `first` on."""
-        words = search.lower().split()
-        found = [
-            (i, pair)
-            for i, pair in enumerate(self.pairs)
-            if all(word in f"{pair.name} {' '.join(pair.target)}".lower() for word in words)
-        ]
-        return {
-            "count": len(found),
-            "examples": [
-                {"index": i, "name": pair.name, "target": pair.target}
-                for i, pair in found[max(0, first) :][:MAX_LISTED]
-            ],
-        }
-
     # --- Opening an input -----------------------------------------------------------------------
 
     def open_example(self, index: int) -> dict[str, Any]:
         """Open an example by its index."""
-        if not 0 <= index < len(self.pairs):
-            raise ValueError(f"there is no example {index}; there are {len(self.pairs)} examples")
-        pair, signature = self.pairs[index], self.model.signature
+        pair, signature = self.example(index), self.model.signature
         if isinstance(pair.source, Audio) and signature.features is not None:
             rate = signature.features.sample_rate
             wave = read_wave(pair.source, rate, pair.origin, convert=True)
@@ -367,8 +384,7 @@ class Explorer:
         """
         with self.lock:
             found = sensitivity(self.model, self.views[name], t, u)._asdict()
-        largest = {what: float(d.abs().max()) if d.numel() else 0.0 for what, d in found.items()}
-        relative = {what: d / (largest[what] or 1.0) for what, d in found.items()}
+        largest, relative = relative_to_largest(found)
         return pack({"t": t, "u": u, "largest": largest}, relative)
 
     def search(self, name: str, beam_width: int) -> dict[str, Any]:
@@ -433,6 +449,14 @@ class Explorer:
         if opened.wave is None or features is None:
             raise ValueError("this input has no sound to play")
         return encode_wav(opened.wave, features.sample_rate)
+
+
+def relative_to_largest(
+    arrays: Mapping[str, Tensor],
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Return the largest absolute value of each array, and the arrays divided by theirs."""
+    largest = {what: float(d.abs().max()) if d.numel() else 0.0 for what, d in arrays.items()}
+    return largest, {what: d / (largest[what] or 1.0) for what, d in arrays.items()}
 
 
 def _ordered(survivor: Survivor, order: int) -> Survivor:

@@ -14,6 +14,13 @@
     POST /api/alignment     {"input", "text"}: when each word and phone of the text is said
     GET  /api/sound/INPUT   WAV, from memory
 
+A continuous transducer (see `speech`) has, in the place of the requests from sound to alignment:
+
+    POST /api/speech        {"input", "generation": {"temperature", "durations", "seed"} or null}:
+                            the lattice of generated speech, or of the recording -> packed
+    POST /api/node          {"view", "t", "u"} -> packed
+    GET  /api/sound/VIEW    WAV, from memory
+
 A request that opens an input returns the input's name, which further requests use. The response to
 a failed request is {"message": a sentence}. Pages of other sites get no answers: the Host header,
 and the Origin header if there is one, must name this server. The server opens no path that the
@@ -33,6 +40,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Timer
 from types import FrameType
+from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI, Request, Response, WebSocket
@@ -43,11 +51,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from transduce.decoding.generation import GenerationOptions
 from transduce.http.connections import TimedProtocol, listen
 from transduce.http.hosts import foreign_request
 from transduce.http.sockets import StreamProtocol
 from transduce.web.explorer import MAX_BYTES, Explorer, Gone
 from transduce.web.microphone import MAX_MESSAGE_BYTES, REFUSED, hear
+from transduce.web.speech import SpeechExplorer
 
 # More seconds let more answers arrive after Ctrl-C; fewer end the command sooner.
 GRACE_SECONDS = 1
@@ -111,7 +121,24 @@ class AlignmentQuery(BaseModel):
     text: str
 
 
-def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
+class GenerationQuery(BaseModel):
+    temperature: float
+    durations: Literal["median", "drawn"]
+    seed: int
+
+
+class SpeechQuery(BaseModel):
+    input: str
+    generation: GenerationQuery | None  # None: the recording
+
+
+class NodeQuery(BaseModel):
+    view: str
+    t: int
+    u: int
+
+
+def create_app(explorer: Explorer | SpeechExplorer, host: str = "127.0.0.1") -> FastAPI:
     """Return the application of the server, which answers for `host` and for localhost.
 
     Its functions are not coroutines, so they run in threads: while the model computes one request,
@@ -172,6 +199,32 @@ def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
     def open_text(query: TextQuery) -> Response:
         return JSONResponse(explorer.open_text(query.text))
 
+    if isinstance(explorer, SpeechExplorer):
+        add_speech_requests(app, explorer)
+    else:
+        add_label_requests(app, explorer, host)
+
+    @app.get("/api/sound/{name}")
+    def sound(name: str) -> Response:
+        return Response(explorer.wav(name), media_type="audio/wav")
+
+    @app.get("/{name}")
+    def page(name: str) -> Response:
+        if name not in pages:
+            raise HTTPException(404)
+        path = pages[name]
+        return Response(path.read_bytes(), media_type=KINDS[path.suffix])
+
+    @app.get("/")
+    def index() -> Response:
+        return page("index.html")
+
+    return app
+
+
+def add_label_requests(app: FastAPI, explorer: Explorer, host: str) -> None:
+    """Let an application answer what only a transducer with labels can."""
+
     @app.post("/api/sound")
     async def open_sound(request: Request, name: str = "the file") -> Response:
         content = await request.body()
@@ -206,22 +259,19 @@ def create_app(explorer: Explorer, host: str = "127.0.0.1") -> FastAPI:
     def align(query: AlignmentQuery) -> Response:
         return JSONResponse(explorer.align(query.input, query.text))
 
-    @app.get("/api/sound/{name}")
-    def sound(name: str) -> Response:
-        return Response(explorer.wav(name), media_type="audio/wav")
 
-    @app.get("/{name}")
-    def page(name: str) -> Response:
-        if name not in pages:
-            raise HTTPException(404)
-        path = pages[name]
-        return Response(path.read_bytes(), media_type=KINDS[path.suffix])
+def add_speech_requests(app: FastAPI, explorer: SpeechExplorer) -> None:
+    """Let an application answer what only a continuous transducer can."""
 
-    @app.get("/")
-    def index() -> Response:
-        return page("index.html")
+    @app.post("/api/speech")
+    def speech(query: SpeechQuery) -> Response:
+        asked = query.generation
+        options = None if asked is None else GenerationOptions(**asked.model_dump())
+        return Response(explorer.speech(query.input, options), media_type=PACKED)
 
-    return app
+    @app.post("/api/node")
+    def node(query: NodeQuery) -> Response:
+        return Response(explorer.node(query.view, query.t, query.u), media_type=PACKED)
 
 
 def error_response(status: int, message: str) -> Response:
@@ -266,7 +316,7 @@ async def drop_body(request: Request) -> None:
 class ExplorerServer(uvicorn.Server):
     """The HTTP server, which ends soon after the first Ctrl-C."""
 
-    def __init__(self, explorer: Explorer, host: str = "127.0.0.1") -> None:
+    def __init__(self, explorer: Explorer | SpeechExplorer, host: str = "127.0.0.1") -> None:
         app = create_app(explorer, host)
         super().__init__(
             uvicorn.Config(
@@ -290,7 +340,7 @@ class ExplorerServer(uvicorn.Server):
         end.start()
 
 
-def serve(explorer: Explorer, host: str, port: int, open_page: bool) -> None:
+def serve(explorer: Explorer | SpeechExplorer, host: str, port: int, open_page: bool) -> None:
     """Serve the explorer until Ctrl-C."""
     listening, address = listen(host, port, "the explorer")
     print(f"The explorer of {explorer.name} is at {address} (press Ctrl-C to stop)", flush=True)
