@@ -99,7 +99,8 @@ def place(page, explorer, T, U, t, u):
             const canvas = document.getElementById("figure");
             canvas.scrollIntoView({ block: "start" });
             const { heat } = layout(
-                canvas.clientWidth, { U, source: isText ? [] : null }, window.innerHeight);
+                canvas.clientWidth, { rows: U + 1, source: isText ? [] : null },
+                window.innerHeight);
             const { left, top } = canvas.getBoundingClientRect();
             const y = heat.y + heat.h * (1 - (u + 0.5) / (U + 1));
             return [left + heat.x + (heat.w * (t + 0.5)) / T, top + y];
@@ -232,7 +233,7 @@ def test_every_panel_says_what_it_is(text, new_page):
         section.locator(".about summary").click()
         expect(section.locator(".about p, .about dl").first).to_be_visible()
         assert "Eq" in (words := section.locator(".about").inner_text()) or "Algorithm 1" in words
-    panels = page.locator("#lattice .about dt").all_inner_texts()
+    panels = page.locator("#lattice .about dt:visible").all_inner_texts()
     assert panels == [
         "The map",
         "The strips below the map",
@@ -352,12 +353,13 @@ def test_the_sensitivities_belong_to_the_node_at_the_crosshair(text, new_page):
             const { layout } = await import("./figure.js");
             const canvas = document.getElementById("figure");
             const scale = canvas.width / canvas.clientWidth;
-            const { inputs } = layout(
-                canvas.clientWidth, { U: 3, source: [] }, window.innerHeight);
+            const { alongTime } = layout(
+                canvas.clientWidth, { rows: 4, source: [] }, window.innerHeight);
             const context = canvas.getContext("2d");
             return [0, 1, 2, 3, 4, 5].map((t) => {
-                const x = scale * (inputs.x + ((t + 0.25) * inputs.w) / 6);
-                const { data } = context.getImageData(x, scale * inputs.y, 1, scale * inputs.h);
+                const x = scale * (alongTime.x + ((t + 0.25) * alongTime.w) / 6);
+                const { data } = context.getImageData(
+                    x, scale * alongTime.y, 1, scale * alongTime.h);
                 return Math.max(...data.filter((_, i) => i % 4 === 1));
             });
         }"""
@@ -787,12 +789,12 @@ def test_sensitivities_have_the_colours_of_the_plot_command(text, new_page):
         """async () => {
             const { layout } = await import("./figure.js");
             const canvas = document.getElementById("figure");
-            const { inputs } = layout(
-                canvas.clientWidth, { U: 3, source: [] }, window.innerHeight);
+            const { alongTime } = layout(
+                canvas.clientWidth, { rows: 4, source: [] }, window.innerHeight);
             const context = canvas.getContext("2d");
             return [0, 1, 2, 3, 4, 5].map((t) => [0, 1, 2].map((row) => {
-                const x = inputs.x + ((t + 0.25) * inputs.w) / 6;
-                const y = inputs.y + inputs.h * (1 - (row + 0.5) / 3);
+                const x = alongTime.x + ((t + 0.25) * alongTime.w) / 6;
+                const y = alongTime.y + alongTime.h * (1 - (row + 0.5) / 3);
                 return [...context.getImageData(x, y, 1, 1).data.slice(0, 3)];
             }));
         }"""

@@ -11,6 +11,7 @@ from commands import transduce
 from toys import sound_recipe
 
 import transduce as package
+from transduce import cli
 from transduce.alignment.pronunciations import said_symbols
 from transduce.alphabet import Alphabet
 from transduce.analysis.speech import (
@@ -27,6 +28,8 @@ from transduce.model.speech import Speech, conditions, speak
 from transduce.training.checks import TrainingError
 from transduce.training.corpus import read_corpus
 from transduce.training.fit import fit
+from transduce.web import server
+from transduce.web.speech import SpeechExplorer
 
 
 def recipe_of(tmp_path, **train):
@@ -245,7 +248,6 @@ def test_functions_of_labels_say_that_there_are_none(model):
         (["transcribe", "run", "x.txt"], "outputs vectors, not labels"),
         (["export", "run", "--output", "out"], "a continuous transducer has no ONNX export"),
         (["serve", "run"], "the API has no speech; use transduce speak"),
-        (["explore", "run"], "a continuous transducer has no labels to show"),
         (["plot", "variables", "run", LINE], "has no variables; plot its lattice"),
         (["align", "a.wav", "--text", "a", "--model", "run"], "a continuous network cannot align"),
         (["speak", "run", "a b"], "give a --speaker; the model has ann, bob"),
@@ -289,6 +291,17 @@ def test_plot_draws_when_each_symbol_is_said(run, target):
     assert done.returncode == 0, done.stderr
     drawn = (run.parent / "x.svg").read_text()
     assert "speaker=ann" in drawn and "time, seconds" in drawn
+
+
+def test_explore_shows_it_with_the_examples_of_its_run(run, monkeypatch):
+    shown = []
+    monkeypatch.setattr(server, "serve", lambda *arguments: shown.append(arguments))
+    with pytest.raises(SystemExit, match="0"):
+        cli.app(["explore", str(run), "--port", "0"])
+    [(explorer, *_)] = shown
+    assert isinstance(explorer, SpeechExplorer) and len(explorer.pairs) == 4
+    answer = explorer.open_example(0)
+    assert answer["has_recording"] and answer["symbols"] == list(explorer.pairs[0].target)
 
 
 def test_evaluate_prints_the_bits_of_an_output(run):

@@ -3,6 +3,7 @@
 import io
 import json
 from itertools import pairwise, product
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
@@ -10,10 +11,14 @@ import soundfile
 import torch
 from explored import (
     BODIES,
+    CHROMIUM,
     HERE,
     JSON,
     ODD,
     SPOKEN_RATE,
+    launched_browser,
+    opened_pages,
+    serving,
     sound,
     speech_model,
     speech_pairs,
@@ -21,6 +26,7 @@ from explored import (
     told,
 )
 from fastapi.testclient import TestClient
+from playwright.sync_api import expect
 
 from transduce.analysis.speech import node_mixture, null_sensitivity, view_speech
 from transduce.decoding.generation import GenerationOptions
@@ -230,3 +236,233 @@ def test_no_request_makes_the_server_fail(client, capsys):
     assert {answer.status_code for answer in answers} <= {200, 400, 410, 422}
     assert all(answer.status_code == 200 or told(answer, answer.status_code) for answer in answers)
     assert capsys.readouterr().err == ""
+
+
+# --- The page -----------------------------------------------------------------------------------
+
+
+def needs_chromium(test):
+    """Mark a test that drives the browser."""
+    reason = "there is no Chromium; apt-get install chromium"
+    return pytest.mark.slow(pytest.mark.skipif(CHROMIUM is None, reason=reason)(test))
+
+
+@pytest.fixture(scope="module")
+def address(explorer):
+    with serving(explorer) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with launched_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def new_page(browser):
+    with opened_pages(browser, timeout=10_000) as make:
+        yield make
+
+
+def settled(page):
+    """Wait until the page shows the mixture of the node at the crosshair."""
+    page.wait_for_function(
+        "() => { const d = document.getElementById('figure').dataset;"
+        " return d.t !== undefined && d.sensitivity === `${d.t},${d.u}`; }"
+    )
+
+
+def view_of(explorer, **options):
+    ids = explorer.model.signature.example(LINE).frames
+    return view_speech(explorer.model, ids, generated(explorer, **options).generated.outputs)
+
+
+def text(page, where):
+    return page.locator(where).inner_text()
+
+
+@needs_chromium
+def test_the_page_opens_on_a_recording_and_says_what_it_shows(address, new_page):
+    page = new_page(address)
+    settled(page)
+    assert text(page, "#model") == "voices: 5 symbols to sound"
+    assert text(page, "#input-name") == text(page, "#said-name") == "said"
+    seen = text(page, "#seen")
+    assert "Reading speaker=bob a b c a from bottom to top" in seen
+    assert "emits the recording from left to right, in 29 outputs of 20 ms." in seen
+    assert page.locator("#maps label").all_inner_texts() == ["product", "null", "fit"]
+    expect(page.locator("#recording")).to_have_attribute("aria-pressed", "true")
+    for words in ("no list of best outputs", "no target to type", "no beam search"):
+        assert words in " ".join(text(page, "#absent").split())
+    for hidden in ("#outputs", "#search", "#alignment", "#numbers", "#drop"):
+        expect(page.locator(hidden)).to_be_hidden()
+    assert "when a symbol is said" in text(page, "#legend")
+    assert "label" not in text(page, "#legend")
+    for name in ("input", "said", "lattice"):
+        section = page.locator(f"section[aria-labelledby={name}-title]")
+        section.locator(".about summary").click()
+        expect(section.locator(":is(.about p, .about dl):visible")).to_have_count(1)
+    terms = page.locator("#lattice .about dt:visible").all_inner_texts()
+    assert terms[-2:] == ["The sensitivities", "The mixture"]
+
+
+@needs_chromium
+def test_speech_is_generated_as_the_form_asks_and_the_numbers_are_the_librarys(
+    address, explorer, new_page
+):
+    page = new_page(address)
+    settled(page)
+    page.fill("#text", LINE)
+    page.press("#text", "Enter")
+    expect(page.locator("#seen")).to_contain_text("emits generated sound")
+    expect(page.locator("#recording")).to_be_hidden()
+    page.fill("#temperature", "1")
+    page.select_option("#durations", "drawn")
+    page.fill("#seed", "7")
+    page.click("#said-form button >> nth=0")
+    view = view_of(explorer, temperature=1, durations="drawn", seed=7)
+    count = f"in {len(view.outputs)} outputs of 20 ms"
+    expect(page.locator("#seen")).to_contain_text(count)
+    bits = f"{view.bits_per_output:.1f}".replace("-", "−")
+    assert f"An output takes {bits} bits." in text(page, "#seen")
+    page.focus("#figure")
+    page.keyboard.press("Home")
+    for _ in range(6):
+        page.keyboard.press("ArrowDown")
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowUp"):
+        page.keyboard.press(key)
+    settled(page)
+    node = node_mixture(view, 1, 3)
+    readout = text(page, "#readout")
+    assert f"Node 1,3 (0.06 s) of 0,0 to 3,{len(view.outputs)}, symbol a:" in readout
+    assert f"null {node.null:.3f}." in readout
+    bits = f"{-node.log_density / np.log(2):.1f}".replace("-", "−")
+    assert f"The next output takes {bits} bits here." in readout
+    page.click("#mixture summary")
+    rows = [row.split("\t") for row in page.locator("#component-rows tr").all_inner_texts()]
+    order = node.weights.argsort(descending=True).tolist()
+    assert [row[0] for row in rows] == [str(m + 1) for m in order]
+    shares = (node.weights.log() + node.log_densities).softmax(0)
+    for row, m in zip(rows, order, strict=True):
+        assert float(row[1]) == pytest.approx(float(node.weights[m]), rel=0.01)
+        expected = -float(node.log_densities[m]) / np.log(2)
+        assert float(row[2].replace("−", "-")) == pytest.approx(expected, abs=0.06)
+        if float(shares[m]) > 1e-3:
+            assert float(row[3]) == pytest.approx(float(shares[m]), rel=0.01)
+    page.keyboard.press("Tab")
+    page.focus("#figure")
+    page.keyboard.press("End")
+    expect(page.locator("#readout")).to_contain_text("No output follows.")
+    settled(page)
+
+
+@needs_chromium
+def test_an_address_restores_the_speech_the_node_and_the_map(address, new_page):
+    page = new_page(
+        f"{address}#text=speaker%3Dann+a+b&temperature=1&durations=drawn&seed=5&map=null&node=1,3"
+    )
+    settled(page)
+    assert page.input_value("#seed") == "5" and page.input_value("#durations") == "drawn"
+    assert "Node 1,3 " in text(page, "#readout")
+    assert page.is_checked("input[value=null]")
+    page.click("#maps span:text-is('fit')")
+    expect(page.locator("#seen")).to_contain_text("the next output is likely at bright symbols")
+    page.wait_for_function("() => location.hash.includes('map=fit')")
+    found = parse_qs(urlsplit(page.url).fragment)
+    assert (found["seed"], found["node"]) == (["5"], ["1,3"])
+    again = new_page(page.url)
+    settled(again)
+    assert text(again, "#readout") == text(page, "#readout")
+    assert text(again, "#seen") == text(page, "#seen")
+    recorded = new_page(f"{address}#example=0&recording=&map=forward&node=0,2")
+    settled(recorded)
+    assert recorded.is_checked("input[value=product]")
+    assert "emits the recording" in text(recorded, "#seen")
+
+
+@needs_chromium
+def test_the_best_alignment_and_the_names_are_drawn(address, explorer, new_page):
+    page = new_page(f"{address}#text={LINE}&temperature=0.4&durations=median&seed=0")
+    settled(page)
+    view = view_of(explorer)
+    path = page.evaluate(
+        """async () => {
+            const { SpeechLattice } = await import("./speech.js");
+            const { fetchSpeech, openSource, describeModel } = await import("./api.js");
+            const { input } = await openSource({ kind: "text", text: "speaker=ann a b c" });
+            const generation = { temperature: 0.4, durations: "median", seed: 0 };
+            const packed = await fetchSpeech(input, generation);
+            const { path, timings, target } = new SpeechLattice(
+                packed, await describeModel(), generation);
+            return { path, timings, target };
+        }"""
+    )
+    nodes = path["path"]
+    ups = [row for (column, row), (after, _) in pairwise(nodes) if after > column]
+    assert ups == list(view.best)
+    for name, timing in zip(path["target"], path["timings"], strict=True):
+        t = ["ann", "a", "b", "c"].index(name)
+        said = [u for u, where in enumerate(view.best) if where == t]
+        assert [timing["start"], timing["end"]] == [said[0], said[-1]]
+
+
+@needs_chromium
+def test_the_sound_is_played_with_a_cursor(address, new_page):
+    page = new_page(f"{address}#text={LINE}")
+    settled(page)
+    page.click("#play")
+    expect(page.locator("#play")).to_have_text("Pause")
+    page.wait_for_function("() => Number(document.getElementById('figure').dataset.cursor) > 5")
+    expect(page.locator("#play")).to_have_text("Play")  # when it is over
+
+
+@needs_chromium
+def test_a_problem_is_one_sentence_and_the_page_still_works(address, explorer, new_page):
+    page = new_page(address)
+    settled(page)
+    page.fill("#text", "a b")
+    page.press("#text", "Enter")
+    expect(page.locator("#message p")).to_have_text(
+        "The text names no speaker; write one of speaker=ann, speaker=bob before it. "
+        "The page still shows said."
+    )
+    page.fill("#seed", "")
+    page.click("#said-form button >> nth=0")
+    expect(page.locator("#message p")).to_contain_text("generation.seed cannot be read")
+    expect(page.locator("#message p")).to_contain_text("still shows the previous sound.")
+    page.fill("#seed", "3")
+    page.click("#said-form button >> nth=0")
+    expect(page.locator("#seen")).to_contain_text("emits generated sound")
+    expect(page.locator("#message")).to_be_hidden()
+    explorer.said.things.clear()
+    explorer.inputs.things.clear()
+    page.focus("#figure")
+    page.keyboard.press("Home")
+    settled(page)
+    page.keyboard.press("End")
+    settled(page)
+    expect(page.locator("#seen")).to_contain_text("emits generated sound")
+    page.click("#examples strong:text-is('gone')")
+    expect(page.locator("#message p")).to_contain_text("check the path")
+
+
+@needs_chromium
+def test_the_view_is_saved_as_a_picture(address, new_page):
+    page = new_page(address)
+    settled(page)
+    with page.expect_download() as waiting:
+        page.click("#save")
+    assert waiting.value.suggested_filename == "lattice-said.png"
+
+
+@needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 760, 1600])
+def test_the_page_fits_narrow_and_wide_windows(width, scheme, address, new_page):
+    page = new_page(address, width, color_scheme=scheme)
+    settled(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for part in page.locator("button:visible, input:visible, select:visible").all():
+        box = part.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width

@@ -24,6 +24,8 @@ def explore(
 ) -> None:
     """Show a transducer in the browser: lattices, sensitivities, and the search frame by frame.
 
+    Of a continuous transducer it shows when each symbol is said, and plays the sound.
+
     Example: transduce explore runs/demo/transducer --open
 
     The command needs a web server: pip install "transduce[web]".
@@ -52,10 +54,12 @@ def explore(
             )
     from transduce.web.explorer import Explorer
     from transduce.web.server import serve
+    from transduce.web.speech import SpeechExplorer
 
     with user_errors():
         model = load_runs([run], "cpu")
         pairs = own_pairs(run) if data is None else ()
         if data is not None:
             pairs, _ = test_pairs([run], model, data, target, None)
-        serve(Explorer(model, pairs, str(run)), host, port, open_page)
+        kind = Explorer if model.signature.outputs is None else SpeechExplorer
+        serve(kind(model, pairs, str(run)), host, port, open_page)

@@ -55,6 +55,12 @@ export async function openSource(source) {
 export const fetchLattice = async (input, target) =>
   unpacked(await (await asked("api/lattice", { input, target })).arrayBuffer());
 
+export const fetchSpeech = async (input, generation) =>
+  unpacked(await (await asked("api/speech", { input, generation })).arrayBuffer());
+
+export const fetchNode = async (view, t, u) =>
+  unpacked(await (await asked("api/node", { view, t, u })).arrayBuffer());
+
 export const fetchSensitivity = async (view, t, u) =>
   unpacked(await (await asked("api/sensitivity", { view, t, u })).arrayBuffer());
 

@@ -3,12 +3,13 @@
 
 import { HEAT, css } from "./colours.js";
 import { drawBars } from "./bars.js";
-import { MAPS } from "./lattice.js";
+import { drawMixture } from "./mixture.js";
 
 export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
 const NARROW = 720; // pixels; narrower figures have one column
 const REST = 570; // pixels of the window's height outside the lattice
 const LANES = 3; // rows for the timings of labels
+const SCALE_WIDTH = 110; // pixels of the colour scale of sensitivities, with its ends
 const OMITTED = "·"; // in place of a name for which there is no room
 
 const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
@@ -17,12 +18,12 @@ const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
 // if the rows of the lattice would be too low.
 export function layout(width, lattice, windowHeight) {
   const narrow = width < NARROW;
-  const axis = narrow ? 34 : 46;
+  const axis = (narrow ? 34 : 46) + (lattice.speaks ? 22 : 0); // names of speakers are long
   const left = narrow ? 0 : Math.round(clamp(0.29 * width, 230, 420));
   const [x, w] = [left + axis, Math.max(1, width - left - axis - 8)];
   const highest = narrow ? 380 : clamp(windowHeight - REST, 340, 640);
-  const rows = clamp(24 * (lattice.U + 1), 200, highest);
-  const text = lattice.source !== null;
+  const rows = clamp((lattice.speaks ? 36 : 24) * lattice.rows, 200, highest);
+  const text = !lattice.speaks && lattice.source !== null;
   let y = 0;
   const down = (h, gap) => {
     const box = { x, y, w, h };
@@ -33,17 +34,17 @@ export function layout(width, lattice, windowHeight) {
   const heat = down(rows, 6);
   const track = down(12 + 15 * LANES, 6);
   const picture = down(text ? 26 : narrow ? 84 : 120, 24);
-  const inputs = down(text ? clamp(4 * 27, 90, 120) : narrow ? 70 : 96, 4);
+  const alongTime = down(text ? clamp(4 * 27, 90, 120) : narrow ? 70 : 96, 4);
   const times = down(46, 0);
-  const boxes = { narrow, key, heat, track, picture, inputs, times };
+  const boxes = { narrow, key, heat, track, picture, alongTime, times };
   boxes.axis = { x: left, y: heat.y, w: axis, h: heat.h };
   if (narrow) {
     boxes.bars = { x: 0, y: y + 18, w: Math.max(1, width - 8), h: 290 };
     y += boxes.bars.h + 44;
-    boxes.outputs = { x: axis, y: y + 18, w, h: clamp(9 * (lattice.U + 1), 120, 300) };
-    y += boxes.outputs.h + 44;
+    boxes.alongSymbols = { x: axis, y: y + 18, w, h: clamp(9 * lattice.rows, 120, 300) };
+    y += boxes.alongSymbols.h + 44;
   } else {
-    boxes.outputs = { x: 0, y: heat.y, w: left - 6, h: heat.h };
+    boxes.alongSymbols = { x: 0, y: heat.y, w: left - 6, h: heat.h };
     const top = track.y + 24;
     boxes.bars = { x: 0, y: top, w: left + axis - 26, h: Math.max(250, y - top) };
     y = Math.max(y, boxes.bars.y + boxes.bars.h);
@@ -70,7 +71,7 @@ export function contains({ x, y, w, h }, px, py) {
   return px >= x && px < x + w && py >= y && py < y + h;
 }
 
-// `scene` has lattice, model, map, scale, viewport, node, sensitivity, cursor and images.
+// `scene` has lattice, model, map, scale, viewport, node, detail, cursor and images.
 export function draw(context, boxes, scene, theme) {
   context.fillStyle = theme.paper;
   context.fillRect(0, 0, boxes.width, boxes.height);
@@ -82,14 +83,14 @@ export function draw(context, boxes, scene, theme) {
   written.row = drawLabelAxis(context, boxes, scene, theme, place);
   written.label = drawTrack(context, boxes, scene, theme, place);
   written.letter = drawPicture(context, boxes, scene, theme, place);
-  drawInputSensitivity(context, boxes, scene, theme);
+  drawSensitivityAlongTime(context, boxes, scene, theme);
   drawTimes(context, boxes, scene, theme, place);
-  written.row = Math.max(written.row, drawOutputSensitivity(context, boxes, scene, theme));
+  written.row = Math.max(written.row, drawSensitivityAlongSymbols(context, boxes, scene, theme));
   noteThinning(context, boxes.times, written, theme);
   drawPath(context, boxes, scene, theme, place);
   drawCursor(context, boxes, scene, theme, place);
   drawCrosshair(context, boxes, scene, theme, place);
-  drawBars(context, boxes.bars, scene, theme);
+  (scene.lattice.speaks ? drawMixture : drawBars)(context, boxes.bars, scene, theme);
 }
 
 export function write(context, text, x, y, { size = 11, colour, align = "left", weight = 400 } = {}) {
@@ -122,10 +123,11 @@ function drawPart(context, image, box, [sx, sy, sw, sh]) {
 
 function drawKey(context, { key }, { lattice, map, scale }, theme) {
   const [low, high] = lattice.range(map);
-  const { words, symbol, equation } = MAPS[map];
+  const { words, symbol, equation } = lattice.maps[map];
   write(context, words, key.x, key.y + 7, { colour: theme.ink, size: 12, weight: 600 });
   const name = scale === "log" ? `ln ${symbol}` : symbol;
-  write(context, `${name}, Eq. ${equation}`, key.x, key.y + 24, { colour: theme.muted, size: 11 });
+  const source = equation ? `, Eq. ${equation}` : "";
+  write(context, `${name}${source}`, key.x, key.y + 24, { colour: theme.muted, size: 11 });
   const ends = scale === "log" ? [low, high].map((x) => decimal(x, 0)) : ["0", power(high)];
   const length = Math.min(150, 0.3 * key.w);
   const x = key.x + key.w - length;
@@ -164,8 +166,8 @@ function drawHeat(context, { heat }, { images, viewport }, theme) {
 function drawLabelAxis(context, { axis, heat }, { lattice, node, viewport }, theme, place) {
   const every = Math.ceil(11 / place.perLabel);
   const x = axis.x + axis.w - 6;
-  write(context, "y", x, axis.y - 14, { align: "right", colour: theme.muted });
-  for (let u = Math.max(0, Math.floor(viewport.u0)); u < Math.min(lattice.U + 1, viewport.u1); u++) {
+  write(context, lattice.axis, x, axis.y - 14, { align: "right", colour: theme.muted });
+  for (let u = Math.max(0, Math.floor(viewport.u0)); u < Math.min(lattice.rows, viewport.u1); u++) {
     const y = place.y(u + 0.5);
     const here = u === node.u;
     if (y < heat.y || y > heat.y + heat.h) continue;
@@ -208,7 +210,7 @@ function drawTrack(context, { track }, { lattice, viewport, node }, theme, place
       context.fillRect(from, y + lane - 4, Math.max(2, to - from), 2);
       context.globalAlpha = 1;
       const middle = place.x(peak + 0.5);
-      context.fillRect(middle - 1, y + lane - 7, 2, 7);
+      if (!lattice.speaks) context.fillRect(middle - 1, y + lane - 7, 2, 7);
       const options = { align: "center", weight: isHere ? 700 : 400, colour: theme.ink };
       if (named.has(i)) write(context, lattice.target[i], middle, y + lane / 2 - 2.5, options);
     });
@@ -277,63 +279,65 @@ function framesInView(lattice, { t0, t1 }, image) {
   return [from, 0, lattice.frame(t1) - from, image.height];
 }
 
-function drawInputSensitivity(context, { inputs }, scene, theme) {
+function drawSensitivityAlongTime(context, { alongTime: box }, scene, theme) {
   const { images, viewport, lattice } = scene;
-  sensitivityTitle(context, "inputs", inputs, scene, theme);
-  drawSensitivityKey(context, inputs, scene, theme);
+  sensitivityTitle(context, lattice.alongTime, box, box.w - SCALE_WIDTH, scene, theme);
+  drawSensitivityKey(context, box, scene, theme);
   context.fillStyle = css(HEAT, 0);
-  context.fillRect(inputs.x, inputs.y, inputs.w, inputs.h);
-  if (images.inputs) {
-    const part = framesInView(lattice, viewport, images.inputs);
-    clipped(context, inputs, () => drawPart(context, images.inputs, inputs, part));
+  context.fillRect(box.x, box.y, box.w, box.h);
+  if (images.alongTime) {
+    const part = framesInView(lattice, viewport, images.alongTime);
+    clipped(context, box, () => drawPart(context, images.alongTime, box, part));
   }
-  frame(context, inputs, theme);
+  frame(context, box, theme);
 }
 
-function drawOutputSensitivity(context, { outputs, narrow }, scene, theme) {
+function drawSensitivityAlongSymbols(context, { alongSymbols: box, narrow }, scene, theme) {
   const { images, lattice, viewport, node } = scene;
-  sensitivityTitle(context, "previous outputs", outputs, scene, theme);
+  sensitivityTitle(context, lattice.alongSymbols, box, box.w, scene, theme);
   context.fillStyle = css(HEAT, 0);
-  context.fillRect(outputs.x, outputs.y, outputs.w, outputs.h);
-  const { u0, u1 } = narrow ? { u0: 0, u1: lattice.U + 1 } : viewport;
-  const row = outputs.h / (u1 - u0);
-  const column = outputs.w / (lattice.numOutputs - 1);
-  const middle = (u) => outputs.y + outputs.h - (u + 0.5 - u0) * row;
-  clipped(context, outputs, () => {
-    if (images.outputs) {
-      const part = [0, lattice.U + 1 - u1, images.outputs.width, u1 - u0];
-      drawPart(context, images.outputs, outputs, part);
+  context.fillRect(box.x, box.y, box.w, box.h);
+  const { u0, u1 } = narrow ? { u0: 0, u1: lattice.rows } : viewport;
+  const { alphabet } = lattice;
+  const row = box.h / (u1 - u0);
+  const column = box.w / alphabet.length;
+  const middle = (u) => box.y + box.h - (u + 0.5 - u0) * row;
+  clipped(context, box, () => {
+    if (images.alongSymbols) {
+      const part = [0, lattice.rows - u1, images.alongSymbols.width, u1 - u0];
+      drawPart(context, images.alongSymbols, box, part);
     }
-    // Mark the labels of the target among all possible ones.
+    // Mark the symbol of each row among all possible ones.
     context.fillStyle = "#ffffff";
-    for (let u = 0; u <= lattice.U; u++) {
-      const i = lattice.last(u);
-      if (i < 0 || (lattice.backwards ? u < node.u : u > node.u)) continue; // not emitted yet
-      const x = outputs.x + (lattice.outputs.indexOf(lattice.target[i], 1) - 0.5) * column;
+    for (let u = 0; u < lattice.rows; u++) {
+      const k = lattice.symbolOf(u, node.u);
+      if (k < 0) continue;
+      const x = box.x + (k + 0.5) * column;
       context.beginPath();
       context.arc(x, middle(u), Math.min(2, row / 3, column / 3), 0, 2 * Math.PI);
       context.fill();
     }
   });
-  frame(context, outputs, theme);
-  const below = outputs.y + outputs.h + 9;
+  frame(context, box, theme);
+  const below = box.y + box.h + 9;
   const small = { colour: theme.muted, size: 10 };
-  write(context, lattice.outputs[1], outputs.x, below, small);
-  const last = lattice.outputs[lattice.numOutputs - 1];
-  write(context, last, outputs.x + outputs.w, below, { ...small, align: "right" });
+  write(context, alphabet[0], box.x, below, small);
+  write(context, alphabet.at(-1), box.x + box.w, below, { ...small, align: "right" });
   if (!narrow) return 1; // the rows are those of the map
   const every = Math.ceil(11 / row);
-  for (let u = 0; u <= lattice.U; u++) {
+  for (let u = 0; u < lattice.rows; u++) {
     const colour = u === node.u ? theme.ink : theme.muted;
     const text = u % every ? OMITTED : lattice.rowName(u);
-    write(context, text, outputs.x - 6, middle(u), { align: "right", colour });
+    write(context, text, box.x - 6, middle(u), { align: "right", colour });
   }
   return every;
 }
 
-function sensitivityTitle(context, what, box, { lattice, node }, theme) {
-  const next = lattice.outputs[lattice.next(node.u)];
-  const text = `sensitivity of Pr(${next}|t,u) to the ${what}`;
+// Write a title of at most `room` pixels; name the output, if there is room for it.
+function sensitivityTitle(context, what, box, room, { lattice, node }, theme) {
+  const whole = `sensitivity of Pr(${lattice.sensitive(node.u)}|t,u) to the ${what}`;
+  context.font = `400 11px ${FONT}`;
+  const text = context.measureText(whole).width < room ? whole : `sensitivity to the ${what}`;
   write(context, text, box.x, box.y - 10, { colour: theme.muted, size: 11 });
 }
 
@@ -395,11 +399,11 @@ function drawPath(context, { heat }, { lattice }, theme, place) {
 // Draw the time of the player or the frame of the search, with a dot on the best path.
 function drawCursor(context, boxes, { cursor, lattice }, theme, place) {
   if (cursor === null) return;
-  const { heat, inputs } = boxes;
+  const { heat, alongTime } = boxes;
   const x = place.x(cursor);
   if (x < heat.x - 1 || x > heat.x + heat.w + 1) return;
   context.fillStyle = theme.accent;
-  context.fillRect(x - 1, heat.y, 2, inputs.y + inputs.h - heat.y);
+  context.fillRect(x - 1, heat.y, 2, alongTime.y + alongTime.h - heat.y);
   const t = Math.min(lattice.T - 1, Math.floor(cursor));
   const last = lattice.path.findLast(([time]) => time <= t);
   if (!last) return;
@@ -414,7 +418,7 @@ function drawCursor(context, boxes, { cursor, lattice }, theme, place) {
 }
 
 function drawCrosshair(context, boxes, { node, held }, theme, place) {
-  const { heat, inputs, picture, outputs, narrow } = boxes;
+  const { heat, alongTime, picture, alongSymbols, narrow } = boxes;
   const [x, y] = [place.x(node.t + 0.5), place.y(node.u + 0.5)];
   const across = (colour, x0, y0, w, h) => {
     context.fillStyle = colour;
@@ -423,7 +427,7 @@ function drawCrosshair(context, boxes, { node, held }, theme, place) {
   const inView = x >= heat.x && x <= heat.x + heat.w;
   if (inView) {
     across(theme.ink, x - 0.5, heat.y + heat.h, 1, picture.y + picture.h - heat.y - heat.h);
-    across("rgba(255, 255, 255, 0.7)", x - 0.5, inputs.y, 1, inputs.h);
+    across("rgba(255, 255, 255, 0.7)", x - 0.5, alongTime.y, 1, alongTime.h);
   }
   clipped(context, heat, () => {
     for (const [colour, extra] of [["rgba(0, 0, 0, 0.45)", 1], ["rgba(255, 255, 255, 0.9)", 0]]) {
@@ -438,7 +442,7 @@ function drawCrosshair(context, boxes, { node, held }, theme, place) {
     context.fill();
     context.stroke();
   });
-  if (!narrow && y >= outputs.y && y <= outputs.y + outputs.h) {
-    across("rgba(255, 255, 255, 0.7)", outputs.x, y - 0.5, outputs.w, 1);
+  if (!narrow && y >= alongSymbols.y && y <= alongSymbols.y + alongSymbols.h) {
+    across("rgba(255, 255, 255, 0.7)", alongSymbols.x, y - 0.5, alongSymbols.w, 1);
   }
 }

@@ -1,5 +1,10 @@
 // An output lattice from the server, and the values that the page computes from it.
+//
+// A figure has time on its horizontal axis, in columns t, and symbols on its vertical one, in rows u.
+// These are the paper's t and u, except in the lattice of a continuous transducer (speech.js), whose
+// outputs are the time and whose inputs are the symbols: there they change places.
 
+import { fetchSensitivity } from "./api.js";
 import { HEAT, between, painted } from "./colours.js";
 
 export const MAPS = {
@@ -30,6 +35,57 @@ export class Lattice {
     this.outputs = ["∅", ...symbols];
     [this.T, this.numOutputs] = arrays.transcription.shape;
     this.U = this.target.length;
+    this.rows = this.U + 1;
+    Object.assign(this, { maps: MAPS, axis: "y" }); // the rows are outputs
+    // What the sensitivities below the map and beside it are of.
+    Object.assign(this, { alongTime: "inputs", alongSymbols: "previous outputs" });
+  }
+
+  // Convert a column and a row to the paper's node t,u, and back.
+  node(t, u) {
+    return [t, u];
+  }
+
+  place(t, u) {
+    return [t, u];
+  }
+
+  // The sequence of symbols in words.
+  get words() {
+    return this.target.join(" ") || "(empty)";
+  }
+
+  // Ask for the sensitivities of a node.
+  ask(t, u) {
+    return fetchSensitivity(this.view, t, u);
+  }
+
+  // Return the sensitivities for the map below, [frames, D], and for that beside, [K, rows].
+  sensitivities({ inputs, outputs }) {
+    const [{ rows }, K] = [this, outputs.shape[1]];
+    const values = new Float32Array(K * rows);
+    for (let row = 0; row < rows; row++) {
+      const i = this.last(row);
+      for (let k = 0; k < K && i >= 0; k++) values[k * rows + row] = outputs.values[i * K + k];
+    }
+    return { alongTime: inputs, alongSymbols: { values, shape: [K, rows] } };
+  }
+
+  // The symbols that the columns of the sensitivities beside the map are of.
+  get alphabet() {
+    return this.outputs.slice(1);
+  }
+
+  // Return the symbol of row u among those; -1 if it is not emitted yet at the crosshair's row.
+  symbolOf(u, here) {
+    const i = this.last(u);
+    if (i < 0 || (this.backwards ? u < here : u > here)) return -1; // not emitted yet
+    return this.outputs.indexOf(this.target[i], 1) - 1;
+  }
+
+  // The output whose probability the sensitivities are of, in row u.
+  sensitive(u) {
+    return this.outputs[this.next(u)];
   }
 
   // Return the logarithm of a map at a node.
@@ -87,22 +143,31 @@ export class Lattice {
 
   // Draw the heat map, one pixel for each node.
   image(map, scale) {
-    const [low, high] = this.range(map);
-    const position =
-      scale === "log" ? (x) => (x - low) / (high - low || 1) : (x) => Math.exp(x - high);
-    return painted(this.arrays[MAPS[map].values].values, this.T, this.U + 1, position, HEAT);
+    const { values } = this.arrays[MAPS[map].values];
+    return heatMap(values, this.T, this.rows, this.range(map), scale);
   }
 
   // Draw the spectrogram or the frames in greys; null for text.
   picture(theme) {
-    const { shape, values } = this.arrays.picture;
-    if (shape[1] === 0) return null;
-    const sorted = Float32Array.from(values).sort();
-    const low = sorted[Math.floor(0.05 * (sorted.length - 1))];
-    const high = sorted[Math.floor(0.998 * (sorted.length - 1))];
-    const scale = (x) => (x - low) / (high - low || 1);
-    return painted(values, ...shape, scale, between(theme.low, theme.high));
+    return greys(this.arrays.picture, theme);
   }
+}
+
+// Draw logarithms [columns, rows] as a heat map whose colours cover a range.
+export function heatMap(values, columns, rows, [low, high], scale) {
+  const position =
+    scale === "log" ? (x) => (x - low) / (high - low || 1) : (x) => Math.exp(x - high);
+  return painted(values, columns, rows, position, HEAT);
+}
+
+// Draw frames in greys; return null if they have no numbers.
+export function greys({ shape, values }, theme) {
+  if (shape[1] === 0) return null;
+  const sorted = Float32Array.from(values).sort();
+  const low = sorted[Math.floor(0.05 * (sorted.length - 1))];
+  const high = sorted[Math.floor(0.998 * (sorted.length - 1))];
+  const scale = (x) => (x - low) / (high - low || 1);
+  return painted(values, ...shape, scale, between(theme.low, theme.high));
 }
 
 export function softmax(scores) {

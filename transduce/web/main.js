@@ -2,16 +2,20 @@
 
 import { decoded, encoded } from "./address.js";
 import { AlignmentPanel } from "./alignment.js";
-import { Problem, describeModel, fetchLattice, listExamples, openSource } from "./api.js";
+import {
+  Problem, describeModel, fetchLattice, fetchSpeech, listExamples, openSource,
+} from "./api.js";
 import { HEAT } from "./colours.js";
 import { differences, shortened } from "./differences.js";
 import { decimal, power } from "./figure.js";
 import { download } from "./files.js";
 import { GRAPHS } from "./bars.js";
-import { Lattice } from "./lattice.js";
+import { Lattice, MAPS } from "./lattice.js";
 import { Recording } from "./microphone.js";
+import { SaidPanel } from "./said.js";
 import { SearchPanel } from "./search.js";
 import { Player } from "./sound.js";
+import { SPEECH_MAPS, SpeechLattice } from "./speech.js";
 import { Stage } from "./stage.js";
 
 const $ = (id) => document.getElementById(id);
@@ -19,7 +23,9 @@ const NUM_ROWS = 12; // in the table of numbers
 const REDRAW = 1000; // milliseconds between two drawings of a recording, or as long as one takes
 const RECENT = 10; // seconds of a recording that are in view
 
-let model, stage, player, search, alignment;
+let model, stage, player;
+let search, alignment; // of a transducer with labels
+let said; // of a continuous one
 let source = null; // {kind: "example", index}, {kind: "text", text} or {kind: "sound", file}
 let opened = null; // the server's answer to it
 let recording = null; // while the microphone records
@@ -71,14 +77,20 @@ async function open(wanted, view = {}) {
     if (mine !== turn) return;
     [source, opened] = [wanted, found];
     if (source.kind === "text") $("text").value = source.text;
+    if (opened.notes.length) showMessage(opened.notes.join(" "), false);
+    markExample();
+    if (model.speaks) {
+      said.setInput(opened);
+      const { generation = said.first(opened) } = view;
+      await showSpeech(generation, view, mine);
+      return;
+    }
     player.setInput(opened.input);
     search.setInput(opened.input);
     $("outputs-name").textContent = opened.name;
     listHypotheses();
-    markExample();
     for (const id of ["outputs", "search"]) $(id).hidden = false;
     for (const id of ["play", "space-key"]) $(id).hidden = !opened.has_sound;
-    if (opened.notes.length) showMessage(opened.notes.join(" "), false);
     const best = opened.hypotheses.length ? opened.hypotheses[0].symbols : [];
     await showLattice(view.target ?? best, view, mine);
   } catch (error) {
@@ -95,13 +107,36 @@ async function showLattice(target, view = {}, mine = ++turn) {
   $("target").value = target.join(" ");
   const packed = await fetchLattice(opened.input, target);
   if (mine !== turn) return;
-  $("lattice").hidden = false;
-  $("nothing").hidden = true;
-  $("input-name").textContent = opened.name;
+  revealLattice();
   markHypothesis(target);
   const lattice = new Lattice(packed, model);
   alignment.setInput(opened, lattice);
   stage.show(lattice, view.node, view.seen);
+}
+
+function revealLattice() {
+  $("lattice").hidden = false;
+  $("nothing").hidden = true;
+  $("input-name").textContent = opened.name;
+}
+
+// Show the lattice of generated speech, or, of null, that of the recording.
+async function showSpeech(generation, view = {}, mine = ++turn) {
+  $("said").hidden = false;
+  const packed = await fetchSpeech(opened.input, generation);
+  if (mine !== turn) return;
+  said.choose(generation);
+  revealLattice();
+  for (const id of ["play", "space-key"]) $(id).hidden = false;
+  const lattice = new SpeechLattice(packed, model, generation);
+  player.setInput(lattice.view);
+  if (packed.header.notes.length) showMessage(packed.header.notes.join(" "), false);
+  stage.show(lattice, view.node, view.seen);
+}
+
+function trySpeech(generation) {
+  hideMessage();
+  showSpeech(generation).catch((error) => report(error, stillShown("the previous sound")));
 }
 
 function tryLattice(target) {
@@ -297,6 +332,10 @@ const MOST_SYMBOLS = 12; // of a target in a sentence
 // Say in a sentence what the map shows.
 function describeFigure() {
   const { lattice, map } = stage;
+  if (model.speaks) {
+    $("seen").textContent = said.seen(lattice, map);
+    return;
+  }
   const [across, upwards] = lattice.backwards
     ? ["right to left", "top to bottom"]
     : ["left to right", "bottom to top"];
@@ -322,6 +361,12 @@ function describeFigure() {
 function describeNode() {
   const { lattice, node } = stage;
   const { t, u } = node;
+  const [nodeT, nodeU] = lattice.node(t, u);
+  Object.assign(stage.canvas.dataset, { t: nodeT, u: nodeU });
+  if (model.speaks) {
+    $("readout").textContent = said.readout(lattice, t, u, stage.held);
+    return;
+  }
   const bars = lattice.bars(t, u);
   const next = lattice.next(u);
   const [T, U] = [lattice.T, lattice.U];
@@ -353,8 +398,6 @@ function describeNode() {
     return row;
   });
   $("number-rows").replaceChildren(...rows);
-  const state = stage.canvas.dataset;
-  Object.assign(state, { t, u });
 }
 
 // A sentence on the timing of a label: its peak, and the interval of 90 % probability.
@@ -376,7 +419,8 @@ function currentView() {
   const { lattice, node, viewport } = stage;
   if (lattice === null) return {};
   const seen = viewport.isWhole ? null : [viewport.t0, viewport.t1, viewport.u0, viewport.u1];
-  return { target: lattice.target, node: [node.t, node.u], seen };
+  const shown = model.speaks ? { generation: lattice.generation } : { target: lattice.target };
+  return { ...shown, node: lattice.node(node.t, node.u), seen };
 }
 
 let written = ""; // the address that this page wrote last
@@ -400,7 +444,7 @@ function changed() {
 // Restore the view that the address holds.
 async function readAddress() {
   written = location.hash;
-  const parts = decoded(location.hash);
+  const parts = decoded(location.hash, Object.keys(maps()));
   choose("map", parts.map ?? stage.map);
   choose("scale", parts.scale ?? stage.scale);
   stage.choose(chosen("map"), chosen("scale"));
@@ -411,6 +455,8 @@ async function readAddress() {
   } else if (model.first && opened === null) await open(model.first);
 }
 
+const maps = () => (model.speaks ? SPEECH_MAPS : MAPS);
+
 const chosen = (name) => document.querySelector(`input[name=${name}]:checked`).value;
 
 function choose(name, value) {
@@ -420,7 +466,7 @@ function choose(name, value) {
 // --- Sound and pictures -------------------------------------------------------------------------
 
 async function playPause() {
-  if (!opened?.has_sound) return;
+  if (!opened?.has_sound && !model.speaks) return;
   if (player.playing) {
     player.pause();
     return;
@@ -443,7 +489,7 @@ function showPlay() {
 
 async function save() {
   const { lattice } = stage;
-  const subtitle = `${lattice.target.join(" ") || "(empty)"} — ${model.name}`;
+  const subtitle = `${lattice.words} — ${model.name}`;
   const blob = await stage.picture(`Output lattice of ${opened.name}`, subtitle);
   download(blob, `lattice-${opened.name}`, ".png");
 }
@@ -478,9 +524,13 @@ function takeFile(file) {
 }
 
 function showModel() {
-  const what = { text: "text", sound: "sound", frames: "frames" }[model.kind];
-  $("model").textContent = `${model.name}: ${what} to ${model.symbols.length} symbols`;
+  const count = `${model.symbols.length} symbols`;
+  const what = model.speaks ? `${count} to sound` : `${model.kind} to ${count}`;
+  $("model").textContent = `${model.name}: ${what}`;
   document.title = `${model.name} — transduce explorer`;
+  const kind = model.speaks ? "speech" : "labels";
+  for (const part of document.querySelectorAll("[data-of]")) part.hidden = part.dataset.of !== kind;
+  $("maps").append(...Object.keys(maps()).map(mapChoice));
   $("text-form").hidden = model.kind !== "text";
   $("drop").hidden = model.kind !== "sound";
   $("examples-box").hidden = model.num_examples === 0;
@@ -493,8 +543,17 @@ function showModel() {
   $("nothing").textContent = waysToStart();
 }
 
+// Return the button that chooses a map.
+function mapChoice(name) {
+  const label = element("label");
+  const input = Object.assign(element("input"), { type: "radio", name: "map", value: name });
+  input.checked = name === "product";
+  label.append(input, element("span", "", name));
+  return label;
+}
+
 function waysToStart() {
-  const own = { text: "type a word", sound: "choose or record a sound" }[model.kind];
+  const own = { text: model.speaks ? "type what to say" : "type a word", sound: "choose or record a sound" }[model.kind];
   const ways = [...(model.num_examples ? ["choose an example"] : []), ...(own ? [own] : [])];
   if (!ways.length) return "The model takes frames; restart transduce explore with --data.";
   const text = ways.join(", or ");
@@ -566,12 +625,16 @@ async function start() {
   }
   HEAT.set(model.colours);
   showModel();
-  stage = new Stage($("figure"), model, { changed, report, playPause });
+  const detailed = (detail) => model.speaks && said.list(detail);
+  stage = new Stage($("figure"), model, { changed, detailed, report, playPause });
   const setTime = (seconds) =>
     stage.setCursor(stage.lattice.vector(seconds / model.seconds_per_frame));
   player = new Player({ time: setTime, stopped: showPlay });
-  search = new SearchPanel(model, { report, cursor: (t) => stage.setCursor(t) });
-  alignment = new AlignmentPanel(model, { report, playing: () => player.pause() });
+  if (model.speaks) said = new SaidPanel(model, trySpeech);
+  else {
+    search = new SearchPanel(model, { report, cursor: (t) => stage.setCursor(t) });
+    alignment = new AlignmentPanel(model, { report, playing: () => player.pause() });
+  }
   addListeners();
   if (model.num_examples > 0) loadExamples();
   await readAddress();

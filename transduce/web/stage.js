@@ -1,17 +1,18 @@
 // The figure on the page: it redraws after changes, handles the pointer, the wheel and the keys, and
-// requests the sensitivities of the node at the crosshair.
+// asks for the details of the node at the crosshair, such as its sensitivities.
 
-import { Problem, fetchSensitivity } from "./api.js";
+import { Problem } from "./api.js";
 import { HEAT, painted, theme } from "./colours.js";
 import { contains, draw, layout, scales, write } from "./figure.js";
 import { Viewport } from "./lattice.js";
 
-const PAUSE = 40; // milliseconds without movement before the page requests sensitivities
+const PAUSE = 40; // milliseconds without movement before the page asks for the node's details
 const STILL = 4; // pixels that the pointer may move in a click
 const TITLE = 52; // pixels for the title of a saved picture
 
 export class Stage {
-  // `callbacks` has changed(), called when the address must change; report(problem); playPause().
+  // `callbacks` has changed(), called when the address must change; detailed(answer), when the server
+  // has answered for the node at the crosshair; report(problem); playPause().
   constructor(canvas, model, callbacks) {
     Object.assign(this, { canvas, model, callbacks, lattice: null, map: "product", scale: "log" });
     Object.assign(this, { cursor: null, held: false, images: {}, pointers: new Map() });
@@ -27,15 +28,14 @@ export class Stage {
   }
 
   show(lattice, node, seen) {
-    const { T, U } = lattice;
     this.lattice = lattice;
-    this.viewport = new Viewport(T, U + 1);
+    this.viewport = new Viewport(lattice.T, lattice.rows);
     if (seen) this.viewport.set(...seen);
     this.cursor = null;
     this.held = false;
     const middle = lattice.path[Math.floor(lattice.path.length / 2)];
-    const [t, u] = node ?? middle;
-    this.node = { t: Math.min(T - 1, Math.max(0, t)), u: Math.min(U, Math.max(0, u)) };
+    this.node = this.nearest(...(node ? lattice.place(...node) : middle));
+    this.detail = null;
     this.images = {};
     delete this.canvas.dataset.sensitivity;
     this.repaint();
@@ -78,9 +78,14 @@ export class Stage {
 
   // --- The crosshair ----------------------------------------------------------------------------
 
+  // Return the node at a column and a row, or the one of the lattice that is nearest to them.
+  nearest(t, u) {
+    const { T, rows } = this.lattice;
+    return { t: Math.min(T - 1, Math.max(0, t)), u: Math.min(rows - 1, Math.max(0, u)) };
+  }
+
   moveTo(t, u) {
-    const { T, U } = this.lattice;
-    const node = { t: Math.min(T - 1, Math.max(0, t)), u: Math.min(U, Math.max(0, u)) };
+    const node = this.nearest(t, u);
     if (node.t === this.node.t && node.u === this.node.u) return;
     this.node = node;
     this.moved();
@@ -90,17 +95,17 @@ export class Stage {
     this.redraw();
     this.callbacks.changed();
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.askSensitivity(), PAUSE);
+    this.timer = setTimeout(() => this.askDetail(), PAUSE);
   }
 
   // Send one request at a time; after its answer, request the node that is then at the crosshair.
-  async askSensitivity() {
+  async askDetail() {
     if (this.asking || this.lattice.grows) return;
     this.asking = true;
     const [lattice, { t, u }] = [this.lattice, this.node];
     try {
-      const { arrays } = await fetchSensitivity(lattice.view, t, u);
-      if (this.lattice === lattice) this.paintSensitivity(arrays, t, u);
+      const detail = await lattice.ask(t, u);
+      if (this.lattice === lattice) this.paintDetail(detail, t, u);
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
       if (this.lattice === lattice) this.callbacks.report(error);
@@ -108,22 +113,21 @@ export class Stage {
     } finally {
       this.asking = false;
     }
-    if (this.lattice !== lattice || this.node.t !== t || this.node.u !== u) this.askSensitivity();
+    if (this.lattice !== lattice || this.node.t !== t || this.node.u !== u) this.askDetail();
   }
 
-  paintSensitivity({ inputs, outputs }, t, u) {
-    const [U, K] = outputs.shape;
-    const byOutput = new Float32Array(K * (U + 1));
-    for (let row = 0; row <= U; row++) {
-      const i = this.lattice.last(row);
-      for (let k = 0; k < K && i >= 0; k++) byOutput[k * (U + 1) + row] = outputs.values[i * K + k];
-    }
+  // Show the server's answer for a node: its sensitivities, and what else the lattice asks for.
+  paintDetail(detail, t, u) {
+    this.detail = detail;
     // Relative to the largest, on a logarithmic scale.
     const visible = (x) => 1 + Math.log10(Math.abs(x)) / this.model.decades;
-    this.images.inputs = painted(inputs.values, ...inputs.shape, visible, HEAT);
-    this.images.outputs = painted(byOutput, K, U + 1, visible, HEAT);
-    this.canvas.dataset.sensitivity = `${t},${u}`;
+    const found = this.lattice.sensitivities(detail.arrays);
+    for (const name of ["alongTime", "alongSymbols"]) {
+      this.images[name] = painted(found[name].values, ...found[name].shape, visible, HEAT);
+    }
+    this.canvas.dataset.sensitivity = this.lattice.node(t, u).join(",");
     this.redraw();
+    this.callbacks.detailed(detail);
   }
 
   // --- The visible part -------------------------------------------------------------------------
@@ -203,10 +207,10 @@ export class Stage {
 
   // Convert a point: in the lattice to a node, in the input to a frame.
   pointAt(x, y) {
-    const { heat, track, picture, inputs } = this.boxes;
+    const { heat, track, picture, alongTime } = this.boxes;
     const place = scales(this.boxes, this.viewport);
     if (contains(heat, x, y)) this.moveTo(Math.floor(place.t(x)), Math.floor(place.u(y)));
-    else if ([track, picture, inputs].some((box) => contains(box, x, y))) {
+    else if ([track, picture, alongTime].some((box) => contains(box, x, y))) {
       this.moveTo(Math.floor(place.t(x)), this.node.u);
     }
   }
