@@ -194,3 +194,32 @@ def opened_pages(browser, timeout):
         context.close()
     # A browser reports any answer of 4xx, which the page turns into a sentence.
     assert [c for c in complaints if "Failed to load resource" not in c] == []
+
+
+def settled(page):
+    """Wait until the page shows what the server says of the node at the crosshair."""
+    page.wait_for_function(
+        "() => { const d = document.getElementById('figure').dataset;"
+        " return d.t !== undefined && d.sensitivity === `${d.t},${d.u}`; }"
+    )
+
+
+def words_of(page):
+    """Redraw the figure; return every text in it with its left, right and y."""
+    return page.evaluate(
+        """async () => {
+            const words = [];
+            const { prototype } = CanvasRenderingContext2D;
+            const write = prototype.fillText;
+            prototype.fillText = function (text, x, y) {
+                const { width } = this.measureText(text);
+                const left = x - width * { left: 0, center: 0.5, right: 1 }[this.textAlign];
+                words.push([text, left, left + width, y]);
+                write.call(this, text, x, y);
+            };
+            window.dispatchEvent(new Event("resize"));
+            await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
+            prototype.fillText = write;
+            return words;
+        }"""
+    )

@@ -17,6 +17,7 @@ from explored import (
     launched_browser,
     opened_pages,
     serving,
+    settled,
     sharp_network,
     sound,
     sound_model,
@@ -24,6 +25,7 @@ from explored import (
     text_model,
     text_pairs,
     wav_bytes,
+    words_of,
 )
 from playwright.sync_api import expect
 
@@ -76,14 +78,6 @@ def pick(page, name):
     page.locator("#examples strong", has_text=name).first.click()
     expect(page.locator("body:not(.busy) #input-name")).to_have_text(name)
     settled(page)
-
-
-def settled(page):
-    """Wait until the page shows the sensitivities of the node at the crosshair."""
-    page.wait_for_function(
-        "() => { const d = document.getElementById('figure').dataset;"
-        " return d.t !== undefined && d.sensitivity === `${d.t},${d.u}`; }"
-    )
 
 
 def node(page):
@@ -139,27 +133,6 @@ def address_of(page):
     drawn(page)  # Chromium delivers moves with a frame; what they change is unwritten after it
     page.wait_for_function("() => !('unwritten' in document.getElementById('figure').dataset)")
     return parse_qs(page.evaluate("location.hash.slice(1)"), keep_blank_values=True)
-
-
-def words_of(page):
-    """Redraw the figure; return every text in it with its left, right and y."""
-    return page.evaluate(
-        """async () => {
-            const words = [];
-            const { prototype } = CanvasRenderingContext2D;
-            const write = prototype.fillText;
-            prototype.fillText = function (text, x, y) {
-                const { width } = this.measureText(text);
-                const left = x - width * { left: 0, center: 0.5, right: 1 }[this.textAlign];
-                words.push([text, left, left + width, y]);
-                write.call(this, text, x, y);
-            };
-            window.dispatchEvent(new Event("resize"));
-            await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
-            prototype.fillText = write;
-            return words;
-        }"""
-    )
 
 
 def rows_of(words, wanted):

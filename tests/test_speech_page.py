@@ -19,11 +19,13 @@ from explored import (
     launched_browser,
     opened_pages,
     serving,
+    settled,
     sound,
     speech_model,
     speech_pairs,
     text_model,
     told,
+    words_of,
 )
 from fastapi.testclient import TestClient
 from playwright.sync_api import expect
@@ -265,14 +267,6 @@ def new_page(browser):
         yield make
 
 
-def settled(page):
-    """Wait until the page shows the mixture of the node at the crosshair."""
-    page.wait_for_function(
-        "() => { const d = document.getElementById('figure').dataset;"
-        " return d.t !== undefined && d.sensitivity === `${d.t},${d.u}`; }"
-    )
-
-
 def view_of(explorer, **options):
     ids = explorer.model.signature.example(LINE).frames
     return view_speech(explorer.model, ids, generated(explorer, **options).generated.outputs)
@@ -405,6 +399,21 @@ def test_the_best_alignment_and_the_names_are_drawn(address, explorer, new_page)
         t = ["ann", "a", "b", "c"].index(name)
         said = [u for u, where in enumerate(view.best) if where == t]
         assert [timing["start"], timing["end"]] == [said[0], said[-1]]
+
+
+@needs_chromium
+def test_a_strip_that_is_partly_in_view_has_its_name_there(address, explorer, new_page):
+    best = view_of(explorer).best
+    first = best.index(1) - 1  # the last output of the first symbol, whose strip is much longer
+    assert first > 4
+    page = new_page(f"{address}#text={LINE}&seen={first},{first + 6},0,4", 390)
+    settled(page)
+    words = words_of(page)
+    [axis] = [right for word, _, right, _ in words if word == "x"]
+    width = page.evaluate("document.getElementById('figure').clientWidth")
+    rows = [y for word, _, right, y in words if word == "ann" and axis < right < width]
+    named = [word for word, left, right, y in words if y in rows and axis < left and right < width]
+    assert named == ["ann"]
 
 
 @needs_chromium

@@ -209,13 +209,22 @@ function drawTrack(context, { track }, { lattice, viewport, node }, theme, place
       context.globalAlpha = isHere ? 1 : 0.55;
       context.fillRect(from, y + lane - 4, Math.max(2, to - from), 2);
       context.globalAlpha = 1;
-      const middle = place.x(peak + 0.5);
-      if (!lattice.speaks) context.fillRect(middle - 1, y + lane - 7, 2, 7);
       const options = { align: "center", weight: isHere ? 700 : 400, colour: theme.ink };
+      let middle = place.x(peak + 0.5);
+      if (lattice.speaks) middle = insideOf(context, track, lattice.target[i], from, to);
+      else context.fillRect(middle - 1, y + lane - 7, 2, 7);
       if (named.has(i)) write(context, lattice.target[i], middle, y + lane / 2 - 2.5, options);
     });
   });
   return every;
+}
+
+// Return the middle of the visible part of a strip, or the nearest place with room for its name.
+function insideOf(context, { x, w }, name, from, to) {
+  context.font = `700 11px ${FONT}`;
+  const half = context.measureText(name).width / 2 + 2;
+  const middle = (Math.max(from, x) + Math.min(to, x + w)) / 2;
+  return clamp(middle, x + half, x + w - half);
 }
 
 const laneOf = (i, every) => Math.floor(i / every) % LANES;

@@ -54,7 +54,7 @@ export class SaidPanel {
     const what = generation === null ? "the recording" : "generated sound";
     const bright = {
       product: "The bright band shows when each symbol is said.",
-      null: "At bright nodes the network goes on to the next symbol.",
+      null: "At bright nodes the network is likely to go on to the next symbol.",
       fit: "In each column, the next output is likely at bright symbols.",
     }[map];
     return [
