@@ -533,7 +533,7 @@ def test_the_recipes_that_ship_are_listed_and_trained_by_name(tmp_path):
     done = transduce("table", "pairs-transducer", *data, *small, folder=tmp_path)
     assert done.returncode == 0 and "transducer" in done.stdout, done.stderr
     done = transduce("train", "pears-transducer", folder=tmp_path)
-    assert done.returncode == 1 and "paper-ctc, paper-prediction, paper-transducer" in done.stderr
+    assert done.returncode == 1 and "(did you mean pairs-transducer?); give a" in done.stderr
 
 
 def test_evaluation_of_the_wrong_field_names_the_fields(tmp_path):

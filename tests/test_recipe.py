@@ -207,8 +207,10 @@ def test_a_recipe_is_found_by_its_name_or_its_path(tmp_path, monkeypatch):
     assert recipe_file(Path("no.toml")) == Path("no.toml")
     Path("paper-ctc").write_text("")  # a file of one's own comes before the name
     assert recipe_file(Path("paper-ctc")) == Path("paper-ctc")
-    with pytest.raises(RecipeError, match=r"no recipe 'pairs'; give a .toml file, or one of cmu"):
-        recipe_file(Path("pairs"))
+    with pytest.raises(RecipeError, match=r"no recipe 'other'; give a .toml file, or a name that"):
+        recipe_file(Path("other"))
+    with pytest.raises(RecipeError, match=r"'leters-ctc' \(did you mean letters-ctc\?\); give a"):
+        recipe_file(Path("leters-ctc"))
     assert list(shipped_recipes().values()) == RECIPES
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import tomllib
 from collections.abc import Mapping
@@ -142,8 +143,10 @@ def recipe_file(recipe: Path) -> Path:
         return recipe
     shipped = shipped_recipes()
     if str(recipe) not in shipped:
+        near = difflib.get_close_matches(str(recipe), shipped, n=1)
         raise RecipeError(
-            f"there is no recipe {str(recipe)!r}; give a .toml file, or one of {', '.join(shipped)}"
+            f"there is no recipe {str(recipe)!r}{f' (did you mean {near[0]}?)' if near else ''}; "
+            "give a .toml file, or a name that `transduce recipes` lists"
         )
     return shipped[str(recipe)]
 
