@@ -26,14 +26,29 @@ def test_without_a_terminal_there_are_lines_of_text(monkeypatch):
     lines = shown(False, monkeypatch).splitlines()
     assert lines[0] == "[bold] pairs"
     assert lines[1].startswith("epoch 1: 3.250 bits per label, ")
-    assert "step 1 of 2" in lines[1] and "sequences/s" in lines[1] and lines[1].endswith(" s left")
+    assert "step 1 of 2" in lines[1] and "sequences/s" in lines[1]
     assert lines[3].startswith(
         "epoch 1: 3.000 bits per label in training, 2.500 in validation, error rate 12.50 %"
     )
     assert lines[3].endswith("the best so far") and not lines[6].endswith("the best so far")
     assert "error rate 12.50 %" in lines[4]
+    assert lines[2].endswith("step 2 of 2, 0 s left")
     assert len(lines) == 7
     assert "\x1b" not in "".join(lines)
+
+
+def test_the_time_left_does_not_count_a_first_step_that_compiles_kernels(monkeypatch):
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.0)
+    clock = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock)
+    file = io.StringIO()
+    with Progress(Console(file=file, width=150)) as progress:
+        progress.start_epoch(1, 100, 10)  # resumed after 10 steps
+        for seconds in (60.0, 2.0, 2.0):
+            clock += seconds
+            progress.step(8, 3.0)
+    ends = [line.split("step ")[1] for line in file.getvalue().splitlines()]
+    assert ends == ["11 of 100", "12 of 100, 176 s left", "13 of 100, 174 s left"]
 
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch):

@@ -22,7 +22,8 @@ class Progress:
         self.bar: Bar | None = None
         self.task = TaskID(0)
         self.last_line = self.start = time.monotonic()
-        self.epoch = self.num_steps = self.steps = self.sequences = 0
+        self.first_end: float | None = None  # when the first step of this epoch ended
+        self.epoch = self.num_steps = self.steps = self.first_step = self.sequences = 0
         self.error_rate: float | None = None
         self.noted: set[str] = set()
         self.note: threading.Timer | None = None
@@ -54,6 +55,7 @@ class Progress:
         """Begin an epoch, or resume it after `done` of its steps."""
         self.epoch, self.num_steps, self.steps, self.sequences = epoch, num_steps, done, 0
         self.last_line = self.start = time.monotonic()
+        self.first_end, self.first_step = None, done + 1
         if self.bar is not None:
             self.bar.reset(self.task, total=num_steps, completed=done)
         self._note_if_slow("step")
@@ -64,15 +66,17 @@ class Progress:
         self.steps += 1
         self.sequences += num_sequences
         now = time.monotonic()
+        if self.first_end is None:
+            self.first_end = now
         rate = self.sequences / max(now - self.start, 1e-9)
         if self.bar is not None:
             text = self._line(bits_per_label, rate)
             self.bar.update(self.task, advance=1, description=text)
         elif now - self.last_line >= SECONDS_BETWEEN_LINES:
             self.last_line = now
-            left = (now - self.start) * (self.num_steps - self.steps) / self.steps
             text = self._line(bits_per_label, rate)
-            self.say(f"{text}, step {self.steps} of {self.num_steps}, {left:.0f} s left")
+            left = self._time_left(now - self.first_end)
+            self.say(f"{text}, step {self.steps} of {self.num_steps}{left}")
         if self.steps == self.num_steps:
             self._note_if_slow("validation")
 
@@ -95,6 +99,16 @@ class Progress:
             f"{self.sequences / max(seconds, 1e-9):.0f} sequences per second"
             f"{', the best so far' if best else ''}"
         )
+
+    def _time_left(self, seconds: float) -> str:
+        """Return the time left in the epoch if the steps after the first took so many seconds.
+
+        The first step may compile kernels, so it does not count, as in the bar.
+        """
+        counted = self.steps - self.first_step
+        if counted == 0:
+            return ""
+        return f", {seconds * (self.num_steps - self.steps) / counted:.0f} s left"
 
     def _note_if_slow(self, what: str) -> None:
         """Say that the first step, or validation, compiles kernels, unless it ends at once."""
