@@ -2,6 +2,7 @@
 
 import json
 import re
+from array import array
 
 import pytest
 import soundfile
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.audio.sound import read_sound_header, read_wave
+from transduce.cli.inspect import _bins
 from transduce.data.pairs import Audio, DataError, Notation
 from transduce.training.inspection import inspect_data, least_vectors
 from transduce.training.recipe import Recipe, read_recipe
@@ -136,6 +138,30 @@ def test_texts_are_inspected_too(tmp_path):
     assert done.returncode == 0, done.stderr
     assert re.search(r"format +│ pairs of texts", done.stdout)
     assert "hours" not in done.stdout and "symbols: x 2  y 1" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "values, bins",
+    [
+        (array("q", [1, 3, 3]), {"1": 1, "2": 0, "3": 2}),
+        (array("q", [7]), {"7": 1}),
+        (array("q", range(1, 30)), {f"{n}-{n + 2}": 3 - (n == 28) for n in range(1, 30, 3)}),
+        (array("d", [0.5, 0.51]), {f"0.{n}-0.{n + 1}": n in (500, 509) for n in range(500, 510)}),
+        (
+            array("d", [1, 2, 21]),
+            {f"{n}.0-{n + 2}.0": {1: 2, 19: 1}.get(n, 0) for n in range(1, 20, 2)},
+        ),
+    ],
+)
+def test_no_two_bins_look_the_same(values, bins):
+    assert [(within, int(count)) for within, count, _ in _bins(values)] == list(bins.items())
+
+
+def test_histograms_of_different_lengths_stand_side_by_side(tmp_path):
+    (tmp_path / "a.tsv").write_text("abc\tx\nab\tx\n")
+    lines = transduce("inspect", "a.tsv", folder=tmp_path).stdout.splitlines()
+    rows = [line.split() for line in lines if line.endswith(" ") and "█" in line]
+    assert [row[::2] for row in rows] == [["2", "█" * 24, "2"], ["3", "█" * 24]]
 
 
 def test_the_exit_code_is_1_if_nothing_can_be_read(tmp_path):

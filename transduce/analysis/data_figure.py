@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from transduce.analysis.figures import BLUE, RED, SMALL
-from transduce.training.inspection import Inspection
+from transduce.training.inspection import Inspection, bin_edges
 
 NUM_BINS = 40
 MOST_SYMBOLS = 60  # the most frequent ones, that are named
@@ -35,14 +35,8 @@ def data_figure(found: Inspection, title: str, pooling: int) -> Figure:
     return figure
 
 
-def _histogram(axes: Axes, values: Sequence[float]) -> None:
-    numbers = np.asarray(values)
-    bins: int | list[float] = NUM_BINS
-    if numbers.dtype.kind == "i":  # each bin has equally many whole numbers
-        width = -(-(int(np.ptp(numbers)) + 1) // NUM_BINS)
-        first, last = int(numbers.min()), int(numbers.max())
-        bins = [edge - 0.5 for edge in range(first, last + width + 1, width)]
-    axes.hist(numbers, bins=bins, color=BLUE)
+def _histogram(axes: Axes, values: array[float] | array[int]) -> None:
+    axes.hist(np.asarray(values), bins=bin_edges(values, NUM_BINS).tolist(), color=BLUE)
     axes.set_ylabel("sequences")
 
 

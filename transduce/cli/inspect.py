@@ -8,6 +8,8 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise, zip_longest
+from math import floor, log10
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +20,7 @@ from rich.text import Text
 
 from transduce.cli.terminal import progress_bar, user_errors
 from transduce.data.pairs import Notation
-from transduce.training.inspection import Inspection, Trouble, inspect_data
+from transduce.training.inspection import Inspection, Trouble, bin_edges, inspect_data
 from transduce.training.recipe import read_recipe, recipe_file
 
 NUM_BINS, BAR = 10, 24  # of a histogram in the terminal, and its width
@@ -133,23 +135,29 @@ def _counts(counts: Counter[int]) -> str:
 def _histograms(found: Inspection) -> Table:
     """Lay out the histograms of lengths and of labels side by side."""
     is_sound = len(found.seconds) > 0
-    lengths = _bins(found.seconds if is_sound else found.num_frames, ".1f" if is_sound else ".0f")
-    labels = _bins(found.num_labels, ".0f")
+    lengths = _bins(found.seconds if is_sound else found.num_frames)
+    labels = _bins(found.num_labels)
     name = "seconds" if is_sound else "frames"
     table = Table(name, "sequences", "", "labels", "sequences", "", box=None)
     for column in (0, 1, 3, 4):
         table.columns[column].justify = "right"
-    for left, right in zip(lengths, labels, strict=True):
+    for left, right in zip_longest(lengths, labels, fillvalue=("", "", "")):
         table.add_row(*left, *right)
     return table
 
 
-def _bins(values: array[float] | array[int], form: str) -> Iterator[tuple[str, str, str]]:
+def _bins(values: array[float] | array[int]) -> Iterator[tuple[str, str, str]]:
     """Yield the range, the count and the bar of each bin."""
-    counts, edges = np.histogram(np.asarray(values), NUM_BINS)
-    for place, count in enumerate(counts):
+    edges = bin_edges(values, NUM_BINS)
+    counts, _ = np.histogram(np.asarray(values), edges)
+    decimals = max(1, -floor(log10(edges[1] - edges[0])))
+    for (low, high), count in zip(pairwise(edges), counts, strict=True):
         bar = "█" * round(BAR * count / counts.max()) or ("▏" if count else "")
-        yield f"{edges[place]:{form}}-{edges[place + 1]:{form}}", f"{count:,}", bar
+        if values.typecode == "d":
+            within = f"{low:.{decimals}f}-{high:.{decimals}f}"
+        else:  # the first and the last whole number
+            within = "-".join(dict.fromkeys(f"{end:.0f}" for end in (low + 0.5, high - 0.5)))
+        yield within, f"{count:,}", bar
 
 
 def _symbols(symbols: Counter[str]) -> Text:

@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, cast
 
+import numpy as np
+
 from transduce.architectures import network_sizes
 from transduce.audio.cache import read_ahead, read_features
 from transduce.audio.sound import Header, read_sound_header
@@ -156,6 +158,18 @@ def _add(found: Inspection, pair: Pair, length: Header | int | DataError, recipe
 def least_vectors(target: Symbols) -> int:
     """Return how many transcription vectors CTC needs: one a label, a null between equal ones."""
     return len(target) + sum(first == second for first, second in pairwise(target))
+
+
+def bin_edges(values: array[float] | array[int], most: int) -> np.ndarray:
+    """Return the edges of a histogram of at most so many bins.
+
+    Bins of whole numbers have equally many each, and their edges lie halfway between two.
+    """
+    if values.typecode == "d":
+        return np.histogram_bin_edges(values, most)
+    first, last = min(values), max(values)
+    width = -(-(last - first + 1) // most)
+    return np.arange(first, last + width + 1, width) - 0.5
 
 
 def _frames_of(pair: Pair, header: Header, recipe: Recipe) -> int:
