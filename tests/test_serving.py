@@ -737,6 +737,16 @@ def test_a_client_that_goes_away_takes_its_job_along(service, caplog):
     assert "failed" not in caplog.text  # it is no failure of the server
 
 
+def test_a_client_that_goes_away_while_it_is_refused_counts_as_gone(service, caplog):
+    gone = service.metrics.requests.labels(TRANSCRIPTIONS, "499")
+    with serving(service) as address:
+        with connected(address) as connection:
+            connection.sendall(head(TRANSCRIPTIONS, f"Content-Length: {2 * 10**9}") + b"part")
+        until(lambda: gone._value.get() == 1)
+        assert service.held_bytes == service.in_progress == 0 and is_well(address)
+    assert "failed" not in caplog.text
+
+
 def test_bytes_that_are_not_http_are_refused_in_a_sentence(service):
     with serving(service) as address, connected(address) as connection:
         connection.sendall(b"\x16\x03\x01\r\n\r\n")

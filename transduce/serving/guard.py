@@ -74,22 +74,18 @@ class Guard:
             await send(message)
 
         try:
-            try:
-                await self._answer(scope, body, watched)
-            except Refusal as refusal:
-                if not has_begun:
-                    await body.drop("expect" in Headers(scope=scope))
-                    refusal.headers.setdefault("Connection", "close")
-                    await error_response(refusal)(scope, receive, watched)
-            except ClientDisconnect:
-                raise
-            except Exception:
-                log.exception("%s failed", path)
-                if not has_begun:
-                    told = Refusal(500, "the server failed; its operator can see why")
-                    await error_response(told)(scope, receive, watched)
+            await self._answer(scope, body, watched)
         except ClientDisconnect:
             pass
+        except Refusal as refusal:
+            if not has_begun and await body.drop("expect" in Headers(scope=scope)):
+                refusal.headers.setdefault("Connection", "close")
+                await error_response(refusal)(scope, receive, watched)
+        except Exception:
+            log.exception("%s failed", path)
+            if not has_begun:
+                told = Refusal(500, "the server failed; its operator can see why")
+                await error_response(told)(scope, receive, watched)
         finally:
             body.release()
             route = path if path in ROUTES else "other"
@@ -196,8 +192,8 @@ class Body:
         self.service.hold(-self.held)
         self.held = 0
 
-    async def drop(self, client_waits: bool) -> None:
-        """Read and drop the rest of a refused body, within a limit.
+    async def drop(self, client_waits: bool) -> bool:
+        """Read and drop the rest of a refused body, within a limit; return False if nobody is left.
 
         A client that sends its whole body before it reads would see a reset connection otherwise.
         One that waits for `100 Continue` sends no body.
@@ -209,5 +205,4 @@ class Body:
             dropped += len(message.get("body", b""))
             self.is_whole = not message.get("more_body", False)
             self.is_gone = message["type"] == "http.disconnect"
-        if self.is_gone:
-            raise ClientDisconnect
+        return not self.is_gone
