@@ -48,16 +48,12 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Raise ValueError if f and g cannot be added; the compiled kernels would not notice."""
-        network = self.network
-        if isinstance(network, EagerPrediction):
-            network = network.network
-        if self.joint is None and isinstance(network, PredictionNetwork) and network.with_null:
-            given = network.output.out_features
-            if given != self.num_outputs:
-                raise ValueError(
-                    f"the transcription has K+1 = {self.num_outputs} outputs, and the prediction "
-                    f"network {given}; build both for the same labels"
-                )
+        network = self._added_network()
+        if network is not None and network.output.out_features != self.num_outputs:
+            raise ValueError(
+                f"the transcription has K+1 = {self.num_outputs} outputs, and the prediction "
+                f"network {network.output.out_features}; build both for the same labels"
+            )
 
     @property
     def beam_width(self) -> int:
@@ -91,8 +87,14 @@ class Problem:
         The compiled kernels step such a network themselves. A subclass may step differently, so
         only the class itself counts.
         """
+        return self._added_network() if type(self.network) is PredictionNetwork else None
+
+    def _added_network(self) -> PredictionNetwork | None:
+        """Return the prediction network, also of a subclass, if its outputs are added to f."""
         network = self.network
-        if self.joint is None and type(network) is PredictionNetwork and network.with_null:
+        if isinstance(network, EagerPrediction):
+            network = network.network
+        if self.joint is None and isinstance(network, PredictionNetwork) and network.with_null:
             return network
         return None
 
