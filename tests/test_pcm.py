@@ -2,12 +2,14 @@
 
 import io
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import soundfile
 from explored import RATE, sound, wav_bytes
 
+from transduce.audio import pcm
 from transduce.audio.pcm import PcmOrWav, RawPcm
 
 SAMPLES = (32767 * sound(0.05)[:, 0]).astype("<i2")
@@ -35,9 +37,9 @@ def wav(samples=SAMPLES, rate=RATE, size=None, after=b""):
 
 def read(content, piece, rate=RATE):
     """Read the samples of bytes that come in pieces of one length."""
-    pcm = PcmOrWav(rate)
-    parts = [pcm.accept(content[i : i + piece]) for i in range(0, len(content), piece)]
-    pcm.finish()
+    reader = PcmOrWav(rate)
+    parts = [reader.accept(content[i : i + piece]) for i in range(0, len(content), piece)]
+    reader.finish()
     return np.concatenate(parts)
 
 
@@ -63,6 +65,27 @@ def test_the_extensible_format_is_read():
     content = io.BytesIO()
     soundfile.write(content, SAMPLES, RATE, format="WAVEX", subtype="PCM_16")
     assert np.array_equal(read(content.getvalue(), 5), SAMPLES)
+
+
+def test_each_chunk_of_a_header_is_read_once(monkeypatch):
+    places = []
+
+    def unpack_from(form, content, place=0):
+        places.append(place)
+        return struct.unpack_from(form, content, place)
+
+    monkeypatch.setattr(pcm, "struct", SimpleNamespace(unpack_from=unpack_from))
+    content = wav().replace(b"data", 1000 * b"JUNK\0\0\0\0" + b"data", 1)
+    assert np.array_equal(read(content, 16), SAMPLES)
+    assert len(places) < 1010  # there are 1003; that of the format waits until it is whole
+
+
+@pytest.mark.parametrize("piece", [1000, 4096, 10_000_000])
+def test_samples_begin_within_a_megabyte_whatever_the_pieces(piece):
+    before, within, beyond = wav().partition(b"data")[0], 1020 * JUNK, 1050 * JUNK
+    assert np.array_equal(read(before + within + wav()[len(before) :], piece), SAMPLES)
+    with pytest.raises(ValueError, match="no samples in its first megabyte"):
+        read(before + beyond + wav()[len(before) :], piece)
 
 
 @pytest.mark.parametrize(

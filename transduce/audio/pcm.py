@@ -43,7 +43,9 @@ class PcmOrWav:
     def __init__(self, sample_rate: int) -> None:
         self.sample_rate = sample_rate
         self._pcm = RawPcm()
-        self._header: bytes | None = b""  # until it is read
+        self._header: bytearray | None = bytearray()  # until it is read
+        self._chunk = 12  # where the next chunk of the header begins
+        self._is_checked = False  # whether the format is ours
         self._left: int | None = None  # bytes of samples still to come; None: to the end
 
     def accept(self, content: bytes) -> np.ndarray:
@@ -53,7 +55,7 @@ class PcmOrWav:
             start = self._start_of_samples(self._header)
             if start is None:
                 return np.empty(0, np.int16)
-            content, self._header = self._header[start:], None
+            content, self._header = bytes(self._header[start:]), None
         if self._left is not None:  # further chunks of a WAV file are not sound
             content = content[: self._left]
             self._left -= len(content)
@@ -66,7 +68,7 @@ class PcmOrWav:
         if not self._pcm.is_whole:
             raise ValueError("the sound ends within a sample; send 16 bits for each")
 
-    def _start_of_samples(self, header: bytes) -> int | None:
+    def _start_of_samples(self, header: bytearray) -> int | None:
         """Return where the samples begin; None if more of the header must come."""
         for magic, kind in OTHERS.items():
             if header.startswith(magic):
@@ -74,7 +76,7 @@ class PcmOrWav:
                     f"the sound is of the format {kind}, not raw samples or WAV; "
                     "`transduce recognize -` reads whole files"
                 )
-        if len(header) < 4 and b"RIFF".startswith(header):
+        if len(header) < 4 and b"RIFF".startswith(bytes(header)):
             return None
         if not header.startswith(b"RIFF"):
             return 0
@@ -84,30 +86,29 @@ class PcmOrWav:
             raise ValueError("the sound begins as a RIFF file that is not WAV; send WAV, or raw")
         return self._start_of_data(header)
 
-    def _start_of_data(self, header: bytes) -> int | None:
-        """Read the chunks of a WAV up to its samples; return where they begin."""
-        place, is_checked = 12, False
-        while len(header) >= place + 8:
-            name, size = struct.unpack_from("<4sI", header, place)
-            place += 8
+    def _start_of_data(self, header: bytearray) -> int | None:
+        """Read the chunks of a WAV up to its samples, each once; return where these begin."""
+        while self._chunk <= MOST_HEADER:
+            start = self._chunk + 8
+            if len(header) < start:
+                return None
+            name, size = struct.unpack_from("<4sI", header, self._chunk)
             if name == b"data":
-                if not is_checked:
+                if not self._is_checked:
                     raise ValueError("the WAV has no format before its samples; write it again")
                 self._left = size if 0 < size < ENDLESS_BYTES else None
-                return place
+                return start
             if size > MOST_HEADER:
                 raise ValueError(f"the header of the WAV claims {size} bytes; write it again")
             if name == b"fmt ":
-                if len(header) < place + min(size, 26):
+                if len(header) < start + min(size, 26):
                     return None
-                self._check_format(header[place : place + size])
-                is_checked = True
-            place += size + size % 2
-        if len(header) > MOST_HEADER:
-            raise ValueError("the WAV has no samples in its first megabyte; write it again")
-        return None
+                self._check_format(header[start : start + size])
+                self._is_checked = True
+            self._chunk = start + size + size % 2
+        raise ValueError("the WAV has no samples in its first megabyte; write it again")
 
-    def _check_format(self, chunk: bytes) -> None:
+    def _check_format(self, chunk: bytearray) -> None:
         """Raise a ValueError unless the format is ours."""
         if len(chunk) < 16:
             raise ValueError("the WAV's format is too short; write it again")
