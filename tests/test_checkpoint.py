@@ -121,6 +121,10 @@ def broken(tmp_path, kind):
         path.write_bytes(b"")
     elif kind == "pickle":
         path.write_bytes(pickle.dumps({"weights": [1, 2, 3]}))
+    elif kind == "text":
+        path.write_text("[train]\nmax_epochs = 3\n")
+    elif kind == "a line of JSON":
+        path.write_text('{"text":{"a": 1}}\n')  # whose ninth byte is that of safetensors
     elif kind == "foreign":
         save_file({"a": torch.ones(2)}, path)
     elif kind == "another kind":
@@ -141,8 +145,10 @@ def broken(tmp_path, kind):
     "kind, said",
     [
         ("truncated", "cannot be read"),
-        ("empty", "cannot be read"),
-        ("pickle", "cannot be read"),
+        ("empty", "is not a model, because it is not a safetensors file; give the folder of a run"),
+        ("pickle", "is not a safetensors file"),
+        ("text", "is not a safetensors file"),
+        ("a line of JSON", "is not a safetensors file"),
         ("foreign", "was not written by transduce"),
         ("another kind", "is the state of a run, not a model"),
         ("incomplete", "is damaged"),
@@ -304,7 +310,7 @@ def test_a_file_that_claims_terabytes_is_refused_before_memory_is_taken(tmp_path
     claims = {
         "a sparse file": (whole, len(whole) + 10**12, "network.more|cannot be read"),
         "tensors beyond the end": (whole, None, "cannot be read"),
-        "a long header": ((10**12).to_bytes(8, "little") + whole[8:], None, "cannot be read"),
+        "a long header": ((10**12).to_bytes(8, "little") + whole[8:], None, "not a safetensors"),
         "another shape": (
             whole.replace(b'"shape": [3, 4]', b'"shape": [9, 9]'), None, "cannot be read"
         ),

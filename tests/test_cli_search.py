@@ -163,6 +163,11 @@ REFUSALS = {
         ("--fusion", "ngram:unknown.tsv", "--fusion-weight", 0.2),
         "unknown.tsv has no target whose symbols the model knows; give targets of the same kind",
     ),
+    "targets without ngram": (
+        ("--fusion", "targets.tsv", "--fusion-weight", 0.2),
+        "--fusion targets.tsv is neither an .arpa file nor a model; to count n-grams in its "
+        "targets, give --fusion ngram:targets.tsv",
+    ),
     "a transducer": (
         ("--fusion", "runs/transducer", "--fusion-weight", 0.2),
         "--fusion runs/transducer is a transducer, not a prediction network; give ",

@@ -17,6 +17,7 @@ from transduce.decoding.fusion import Fusion, NGram
 from transduce.decoding.options import SearchOptions, widened
 from transduce.model.checkpoint import load_model
 from transduce.model.signature import Signature
+from transduce.model.tensors import is_safetensors
 
 NGRAM_ORDER = 4
 FUSIONS = "give ngram:FILE, an .arpa file, or the run of a prediction network"
@@ -80,6 +81,11 @@ def read_fusion(described: str, signature: Signature, target: str = "text") -> F
         return read_arpa(described, signature.targets)
     if not Path(described).exists():
         raise ValueError(f"--fusion {described}: there is no such file or run; {FUSIONS}")
+    if Path(described).is_file() and not is_safetensors(Path(described)):
+        raise ValueError(
+            f"--fusion {described} is neither an .arpa file nor a model; to count n-grams in its "
+            f"targets, give --fusion ngram:{described}"
+        )
     model = load_model(Path(described))
     if not isinstance(model.network, NextLabelPredictor):
         raise ValueError(

@@ -16,6 +16,7 @@ from torch import Tensor
 from transduce.files import write_by_rename
 
 VERSION = 1  # of the header
+LONGEST_HEADER = 100_000_000  # bytes, by safetensors' own limit
 SCALES = "scales."  # prefix of the names of int8 tensors' scales
 
 
@@ -42,7 +43,7 @@ def read_header(path: Path, kind: str) -> tuple[dict[str, Shape], dict[str, Any]
     """
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}; give the folder of a run")
-    with _opened(path) as file:
+    with _opened(path, kind) as file:
         metadata = file.metadata() or {}
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     try:
@@ -63,13 +64,28 @@ def read_header(path: Path, kind: str) -> tuple[dict[str, Shape], dict[str, Any]
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a file of `write_tensors`; raise CheckpointError if it is another file or kind."""
     _, header = read_header(path, kind)
-    with _opened(path) as file:
+    with _opened(path, kind) as file:
         return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
 
 
+def is_safetensors(path: Path) -> bool:
+    """Return whether a file begins as safetensors do: with the length of a JSON object, and this.
+
+    A damaged file may begin so too.
+    """
+    with path.open("rb") as file:
+        start = file.read(9)
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= LONGEST_HEADER
+
+
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path, kind: str) -> Iterator[Any]:
     try:
+        if not is_safetensors(path):
+            raise CheckpointError(
+                f"{path} is not {kind}, because it is not a safetensors file; give the folder of a "
+                "run, or copy the file again"
+            )
         with safe_open(path, "pt") as file:
             yield file
     # PyTorch raises a RuntimeError for a file that is too large to map into memory.
