@@ -192,6 +192,14 @@ def test_models_with_different_inputs_or_outputs_make_no_ensemble(tmp_path, diff
         load_ensemble([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
 
 
+def test_models_that_read_text_and_sound_make_no_ensemble(tmp_path):
+    save_model(model_of(), tmp_path / "text.safetensors")
+    save_model(model_of(signature=SOUND), tmp_path / "sound.safetensors")
+    with pytest.raises(CheckpointError, match=r"sound.safetensors reads sound, and .*text\.safe\S+ "
+                       "reads text; an ensemble is of models that read the same"):  # fmt: skip
+        load_ensemble([tmp_path / "text.safetensors", tmp_path / "sound.safetensors"])
+
+
 def test_an_ensemble_of_files_has_the_networks_of_the_files(tmp_path):
     models = [model_of(hidden_size=size) for size in (4, 6)]
     for i, model in enumerate(models):

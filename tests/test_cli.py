@@ -344,6 +344,10 @@ def test_several_runs_are_one_ensemble(another):
         (("evaluate", "runs/transducer", "runs/swapped"), "another [data]"),
         (("evaluate", "runs/transducer", "runs/small", "a.tsv", "b.tsv"), "two files of pairs"),
         (("transcribe", "runs/transducer", "nothing.safetensors"), "no file, folder or model"),
+        (
+            ("transcribe", "runs/transducer", "english-phone-recogniser"),
+            "english-phone-recogniser.safetensors reads sound, and runs/transducer reads text; an",
+        ),
     ],
 )
 def test_runs_that_cannot_form_an_ensemble_are_refused(another, arguments, said):

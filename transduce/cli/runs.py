@@ -15,7 +15,7 @@ from transduce.data.kinds import Kind, recognise, target_fields
 from transduce.data.manifest import read_targets, read_tsv
 from transduce.data.pairs import DataError, Pair, check_some_left
 from transduce.model.checkpoint import CONFIG_FILE, MODEL_FILE
-from transduce.model.model import Model, Precision, load, model_path
+from transduce.model.model import Model, Precision, load, model_names, model_path
 from transduce.model.signature import Signature
 from transduce.settings import RecipeError
 from transduce.training.corpus import DataConfig, read_splits
@@ -25,10 +25,11 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def runs_and_files(run: Path, paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Split paths into runs (folders and .safetensors files, `run` first) and data."""
+    """Split paths into runs (`run`, folders, .safetensors files, names that ship) and data."""
     runs, files = [run], list[Path]()
     for path in paths:
-        is_run = path.suffix == ".safetensors" or (path / MODEL_FILE).is_file()
+        is_shipped = str(path) in model_names() and not path.exists()
+        is_run = path.suffix == ".safetensors" or (path / MODEL_FILE).is_file() or is_shipped
         if path.is_dir() and not is_run and recognise(path) is None:
             raise ValueError(
                 f"{path} is a folder without {MODEL_FILE}; give the folders of runs, and data"

@@ -142,6 +142,12 @@ def load_ensemble(paths: Sequence[Path]) -> TrainedModel:
                 "leave it out"
             )
         members.append(model.network)
+        ours, theirs = first.signature.input_kind, model.signature.input_kind
+        if ours != theirs:
+            raise CheckpointError(
+                f"{path} reads {theirs}, and {paths[0]} reads {ours}; an ensemble is of models "
+                "that read the same, so leave one out"
+            )
         if differs := first.signature.difference(model.signature):
             raise CheckpointError(
                 f"{path} has other {differs} than {paths[0]}; give runs trained on the same data"

@@ -132,6 +132,15 @@ class Signature:
         return 0 if self.statistics is None else len(self.statistics.mean)
 
     @property
+    def input_kind(self) -> str:
+        """Return what the network reads, in a word; nothing, for a prediction network."""
+        if self.sources is not None:
+            return "text"
+        if self.statistics is None:
+            return "nothing"
+        return "frames" if self.features is None else "sound"
+
+    @property
     def output_size(self) -> int:
         """Return the number of labels, or the numbers in an output of a network that speaks."""
         return len(self.targets) if self.outputs is None else self.outputs.size
