@@ -29,12 +29,17 @@ class Exported:
         )
 
     def ids(self, word: str) -> np.ndarray:
-        """Return the ids [T] of the letters of a word, in either case; the last id if unknown."""
+        """Return the ids [T] of the letters of a word, in either case; refuse unknown ones."""
         known = {symbol: k for k, symbol in enumerate(self.description["sources"])}
-        spellings = ((letter, letter.lower(), letter.upper()) for letter in word)
-        return np.array(
-            [next((known[one] for one in tried if one in known), len(known)) for tried in spellings]
-        )
+        ids = []
+        for letter in word:
+            spellings = (letter, letter.lower(), letter.upper())
+            if (spelt := next((one for one in spellings if one in known), None)) is None:
+                raise ValueError(
+                    f"{word}: {letter!r} is no symbol that the model knows; leave it out"
+                )
+            ids.append(known[spelt])
+        return np.array(ids)
 
     def transcription(self, frames: np.ndarray) -> np.ndarray:
         """Return f [T', K+1] of ids [T], or of frames [T, D] before normalisation."""
@@ -100,5 +105,9 @@ if __name__ == "__main__":
     exported = Exported(sys.argv[1])
     if "sources" not in exported.description:
         sys.exit("this command reads words; for a model of sound give frames to `transcription`")
-    for word in sys.argv[2:]:
-        print(*exported.symbols(exported.greedy(exported.transcription(exported.ids(word)))))
+    try:
+        inputs = [exported.ids(word) for word in sys.argv[2:]]
+    except ValueError as error:
+        sys.exit(str(error))
+    for ids in inputs:
+        print(*exported.symbols(exported.greedy(exported.transcription(ids))))

@@ -105,11 +105,20 @@ def test_text_is_read_as_ids_and_a_strange_letter_as_the_vector_of_zeros(tmp_pat
     model = text_model(**options)
     export_onnx(model, tmp_path / "out")
     exported = Exported(tmp_path / "out")
-    ids = exported.ids("cab!z")
-    assert ids.tolist() == [2, 0, 1, 26, 25]
+    assert exported.ids("cAbz").tolist() == [2, 0, 1, 25]
+    ids = np.array([2, 0, 1, 26, 25])  # 26 stands for any other letter
     with torch.no_grad():
         f, _ = model.network.transcription_network(torch.tensor([[3, 1, 2, 0, 26]]))
     assert_close(torch.from_numpy(exported.transcription(ids)), null_last(f[0]), atol=2e-5, rtol=0)
+
+
+def test_the_example_refuses_a_strange_letter_in_a_sentence(tmp_path):
+    export_onnx(text_model(), tmp_path / "out")
+    example = Path(__file__).parent.parent / "examples" / "onnxruntime_greedy.py"
+    command = (sys.executable, example, tmp_path / "out", "cab", "r2d")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == "r2d: '2' is no symbol that the model knows; leave it out\n"
 
 
 @pytest.mark.parametrize("options", [dict(), dict(prediction_layers=3, embedding_size=3)], ids=str)
