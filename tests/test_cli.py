@@ -387,6 +387,24 @@ def test_an_unknown_letter_in_an_argument_is_named(folder):
     assert (done.returncode, done.stdout) == (1, "\nAA BB\n") and "x: 'x' is no" in done.stderr
 
 
+def test_a_word_that_is_the_name_of_a_file_leads_to_standard_input(folder):
+    for name in ("ab.txt", "ab"):
+        (folder / name).write_text("ba\n")
+    done = transduce("phonemize", "ab.txt", "bb", *PRONOUNCER, folder=folder)
+    assert done.returncode == 1 and len(done.stdout.splitlines()) == 2
+    assert done.stderr == "transduce: ab.txt is a file; give its lines with < ab.txt\n"
+    done = transduce("phonemize", "ab", *PRONOUNCER, folder=folder)
+    assert (done.returncode, done.stdout) == (0, "AA BB\n")
+    assert done.stderr == (
+        "transduce: ab was taken as a word, not as the file of that name; give the lines of the "
+        "file with < ab\n"
+    )
+    for name in ("ab.txt", "ab"):
+        (folder / name).unlink()
+    done = transduce("phonemize", "ab " * 100 + "x", *PRONOUNCER, folder=folder)  # no path so long
+    assert done.returncode == 1 and "'x' is no symbol that the model knows" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_closed_output_ends_the_command(folder):
     process = started("phonemize", *PRONOUNCER, folder=folder)

@@ -246,13 +246,20 @@ def phonemize(
         for lines in [list(words)] if words else line_batches(sys.stdin):
             for line, result in pronouncer.pronounce(lines, options):
                 number += 1
+                is_file = bool(words) and os.path.isfile(line)  # not if it is too long
                 if isinstance(result, DataError):
                     where = "" if words else f"standard input, line {number}: "
-                    if words and Path(line).is_file():
+                    if is_file:
                         result = DataError(f"{line} is a file; give its lines with < {line}")
                     write.failure(line, result, where)
                 else:
                     write.result(result)
+                    if is_file:
+                        print(
+                            f"transduce: {line} was taken as a word, not as the file of that name; "
+                            f"give the lines of the file with < {line}",
+                            file=sys.stderr,
+                        )
     write.exit()
 
 
