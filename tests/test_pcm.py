@@ -67,6 +67,13 @@ def test_the_extensible_format_is_read():
     assert np.array_equal(read(content.getvalue(), 5), SAMPLES)
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("loudest", [0, 1, 20, 1000, 32767])
+def test_noise_of_any_level_is_not_text(loudest, seed):
+    noise = np.random.default_rng(seed).integers(-loudest, loudest, 160, "<i2", endpoint=True)
+    assert np.array_equal(read(noise.tobytes(), 320), noise)
+
+
 def test_each_chunk_of_a_header_is_read_once(monkeypatch):
     places = []
 
@@ -102,6 +109,8 @@ def test_samples_begin_within_a_megabyte_whatever_the_pieces(piece):
         (b"RIFF\0\0\0\0WAVEfmt \4\0\0\0" + bytes(100), "format is too short"),
         (b"RIFF\0\0\0\0WAVELIST\xff\xff\xff\x7f" + bytes(100), "claims 2147483647 bytes"),
         (b"RIFF\0\0\0\0WAVE" + 1500 * JUNK, "no samples in its first megabyte"),
+        (b"hello\nworld\n", "begins as text does; send samples of 16 bits, raw or as WAV"),
+        ("Gr\u00fc\u00dfe ".encode() * 1000, "begins as text does"),
         (wav()[:30], "ends within its header"),
         (SAMPLES.tobytes()[:-1], "ends within a sample"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import struct
 
 import numpy as np
@@ -11,6 +12,9 @@ PCM, EXTENSIBLE = 1, 0xFFFE  # format tags of WAV
 # A program that writes WAV to a pipe does not know the length, and puts 0 or about the largest.
 ENDLESS_BYTES = 0x7FFF0000
 MOST_HEADER = 1 << 20  # bytes before the samples of a WAV
+# The bytes at the start that are looked at for text: at least so many, because a few bytes of sound
+# may be letters by chance, and at most so many.
+TEXT_BYTES = 8, 512
 OTHERS = {b"fLaC": "FLAC", b"OggS": "Ogg", b"ID3": "MP3", b"RIFX": "RIFX", b"NIST": "NIST SPHERE"}
 
 
@@ -79,6 +83,10 @@ class PcmOrWav:
         if len(header) < 4 and b"RIFF".startswith(bytes(header)):
             return None
         if not header.startswith(b"RIFF"):
+            if _is_text(bytes(header)):
+                raise ValueError(
+                    "the sound begins as text does; send samples of 16 bits, raw or as WAV"
+                )
             return 0
         if len(header) < 12:
             return None
@@ -123,3 +131,13 @@ class PcmOrWav:
                 f"the WAV has {rate} samples a second, {kind}, and {count}; send {wanted} "
                 f"a second, 16 bits, one channel, as `arecord -f S16_LE -r {wanted} -c 1` does"
             )
+
+
+def _is_text(content: bytes) -> bool:
+    """Return whether the bytes of a sound's first piece are text; quiet samples have zeros."""
+    least, most = TEXT_BYTES
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(content[:most])
+    except UnicodeDecodeError:
+        return False
+    return len(content) >= least and all(one.isprintable() or one.isspace() for one in text)
