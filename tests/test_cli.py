@@ -801,6 +801,11 @@ def test_sound_unlike_the_training_data_is_doubted_once(speech, monkeypatch):
     quiet, slow = doubts(recognised(*files, folder=speech))
     assert quiet.startswith("transduce: warning: x.wav is almost silent")
     assert "v.wav has 8000 samples a second where the model was trained on 16000" in slow
+    soundfile.write(speech / "u.wav", sound(0.3, rate=44_100), 44_100)  # which loses nothing
+    for options in ((), ("--format", "json")):
+        done = transduce("transcribe", "model", "u.wav", *files, *options, folder=speech)
+        assert done.returncode == 0 and len(done.stdout.splitlines()) == 5
+        assert doubts(done) == [slow]
     monkeypatch.setattr(sys.modules["transduce.cli.transcribe"], "LOW_CONFIDENCE", 1.0)
     [unsure] = doubts(recognised("rec", folder=speech))
     assert re.search(r"rec/b\.flac is recognised with a mean confidence of 0\.\d\d", unsure)

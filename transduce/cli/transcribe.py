@@ -96,9 +96,10 @@ def transcribe(
         The folder of a run, its model.safetensors, or the name of a model that ships. More runs
         after it make an ensemble.
     files
-        Sound files, .npy files of frames, manifests (.jsonl), sounds in another format
-        (docs/data.md), or text files. Without files, the command reads lines of text from standard
-        input, and answers each when it comes.
+        Sound files with any usual sample rate, .npy files of frames, manifests (.jsonl), sounds in
+        another format (docs/data.md), or text files. Without files, the command reads lines of text
+        from standard input, and answers each when it comes. Sound is resampled to the model's rate;
+        a warning names the first that has a lower one.
     beam_width
         The number of hypotheses to keep after every frame. 1 is the greedy search, unless
         --n-best is more than 1 or timings are needed.
@@ -157,9 +158,11 @@ def transcribe(
             total, batches = len(pairs), iter([pairs])
         title = "inputs" if total is None else f"{total} input{'s' if total != 1 else ''}"
         printing = output is None or (not inputs and sys.stdin.isatty())
+        doubts = _Doubts(model.signature)
         with progress_bar(title, total, while_printing=printing) as advance:
-            for _ in _results(model, batches, options, write, MOST_INPUTS, advance):
-                pass
+            for result in _results(model, batches, options, write, MOST_INPUTS, advance):
+                if isinstance(result, Transcript):
+                    doubts.note_rate(result)
     write.exit()
 
 
@@ -344,13 +347,14 @@ def recognize(
         for error in skipped:
             write.failure("", error)
         write.named = len(inputs) > 1
-        doubts = _Doubts(recogniser.signature.features.sample_rate)
+        doubts = _Doubts(recogniser.signature)
         title = f"{len(inputs)} sound{'s' if len(inputs) != 1 else ''}"
         printing = output is None
         with progress_bar(title, len(inputs), while_printing=printing) as advance:
             for result in _results(recogniser, iter([inputs]), options, write, 1, advance):
                 if isinstance(result, Transcript):
-                    doubts.print(result)
+                    doubts.note_speech(result)
+                    doubts.note_rate(result)
     write.exit()
 
 
@@ -480,36 +484,37 @@ def _file_name(pair: Pair) -> str:
 class _Doubts:
     """Warnings about sound that is unlike the speech of the training data, each kind once."""
 
-    def __init__(self, sample_rate: int) -> None:
-        self.sample_rate, self.told = sample_rate, set[str]()
+    def __init__(self, signature: Signature) -> None:
+        self.features, self.told = signature.features, set[str]()
 
-    def print(self, result: Transcript) -> None:
-        """Print the warnings that the result of a sound calls for."""
-        for kind, doubt in self._doubts(result):
-            if kind not in self.told:
-                self.told.add(kind)
-                where = result.path or result.name
-                others = "further sounds like it are not named"
-                print(f"transduce: warning: {where} {doubt}; {others}", file=sys.stderr)
-
-    def _doubts(self, result: Transcript) -> Iterator[tuple[str, str]]:
+    def note_speech(self, result: Transcript) -> None:
+        """Warn of a sound that is hardly recognised as speech."""
         recording, labels = result.recording, result.hypotheses[0].timings
         if recording is not None and recording.loudest < QUIET:
-            yield "quiet", "is almost silent, so that little is recognised"
+            self._note("quiet", result, "is almost silent, so that little is recognised")
         elif not labels:
-            yield "nothing", "has nothing that is recognised as speech"
+            self._note("nothing", result, "has nothing that is recognised as speech")
         elif (confidence := fmean(label.confidence for label in labels)) < LOW_CONFIDENCE:
-            yield (
-                "confidence",
-                f"is recognised with a mean confidence of {confidence:.2f}, which is rare for "
-                "clear speech",
-            )
-        if recording is not None and recording.sample_rate < self.sample_rate:
-            yield (
-                "rate",
+            doubt = f"is recognised with a mean confidence of {confidence:.2f}, which is rare for "
+            self._note("confidence", result, doubt + "clear speech")
+
+    def note_rate(self, result: Transcript) -> None:
+        """Warn of a sound that lacks high frequencies, because its sample rate is too low."""
+        recording, features = result.recording, self.features
+        if recording is None or features is None:
+            return
+        if recording.sample_rate < features.sample_rate:
+            doubt = (
                 f"has {recording.sample_rate} samples a second where the model was trained on "
-                f"{self.sample_rate}, so that it makes more errors",
+                f"{features.sample_rate}, so that it makes more errors"
             )
+            self._note("rate", result, doubt)
+
+    def _note(self, kind: str, result: Transcript, doubt: str) -> None:
+        if kind not in self.told:
+            self.told.add(kind)
+            where, others = result.path or result.name, "further sounds like it are not named"
+            print(f"transduce: warning: {where} {doubt}; {others}", file=sys.stderr)
 
 
 class _Writer:
