@@ -164,7 +164,8 @@ def test_the_exit_code_is_0_without_failures(texts, tmp_path):
     (texts / "good.txt").write_text("ab\n\nba\n")
     options = (*MODEL, "--output", tmp_path, "--shard", "1/1")
     done = transduce("phonemize", "good.txt", *options, folder=texts)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"transduce: wrote 1 file into {tmp_path}\n"
 
 
 def test_a_finished_shard_is_refused_left_alone_or_replaced(texts, tmp_path):
@@ -174,7 +175,10 @@ def test_a_finished_shard_is_refused_left_alone_or_replaced(texts, tmp_path):
     refused = phonemized(texts, tmp_path, "2/3")
     assert refused.returncode == 1 and "2-of-3.jsonl exists already; give --over" in refused.stderr
     again = phonemized(texts, tmp_path, "2/3", "--resume")
-    assert again == first and path.stat().st_mtime_ns == time  # with the same exit code
+    said, failed = again.stderr.splitlines()
+    assert said == f"transduce: wrote 0 files into {tmp_path}, and kept 1 that existed"
+    assert (again.returncode, failed) == (first.returncode, first.stderr.splitlines()[1])
+    assert path.stat().st_mtime_ns == time
     path.write_text("mine\n")
     assert phonemized(texts, tmp_path, "2/3", "--overwrite").stderr == first.stderr
     assert path.read_bytes() == content and len(list(tmp_path.iterdir())) == 1

@@ -736,14 +736,17 @@ def test_a_sound_file_is_read_from_standard_input(speech):
 
 def test_outputs_are_neither_overwritten_nor_done_twice_unless_asked_for(speech):
     options = ("rec", "--output", "out")
-    assert recognised(*options, folder=speech).returncode == 0
+    done = recognised(*options, folder=speech)
+    assert done.returncode == 0 and done.stderr.endswith("transduce: wrote 3 files into out\n")
     (speech / "out/b.txt").write_text("mine")
     (speech / "out/one/a.txt").unlink()
     refused = recognised(*options, folder=speech)
     assert refused.returncode == 1 and (speech / "out/b.txt").read_text() == "mine"
     assert "out/b.txt exists already, as do 1 others; give --overwrite" in refused.stderr
     assert not (speech / "out/one/a.txt").exists()
-    assert recognised(*options, "--resume", folder=speech).returncode == 0
+    done = recognised(*options, "--resume", folder=speech)
+    assert done.returncode == 0
+    assert done.stderr.endswith("wrote 1 file into out, and kept 2 that existed\n")
     assert (speech / "out/b.txt").read_text() == "mine" and (speech / "out/one/a.txt").exists()
     assert recognised(*options, "--overwrite", folder=speech).returncode == 0
     assert (speech / "out/b.txt").read_text() != "mine"

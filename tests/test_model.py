@@ -479,8 +479,9 @@ RECOGNISER = ("--model", "tiny-recogniser")
 def test_a_missing_sound_does_not_stop_the_others(sounds):
     options = ("--beam-width", 2, "--format", "json", "--output", "out", *RECOGNISER)
     done = command("recognize", "a.wav", "nothing.wav", "b.wav", *options, folder=sounds)
-    [sentence] = [line for line in done.stderr.splitlines() if "warning" not in line]
+    sentence, last = [line for line in done.stderr.splitlines() if "warning" not in line]
     assert done.returncode == 1 and "no file nothing.wav" in sentence
+    assert last == "transduce: wrote 2 files into out"
     assert sorted(path.name for path in (sounds / "out").iterdir()) == ["a.json", "b.json"]
 
 

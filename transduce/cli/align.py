@@ -21,7 +21,6 @@ from transduce.cli.shard_files import error_line
 from transduce.cli.terminal import progress_bar, user_errors
 from transduce.data.kinds import read_spoken, recognise
 from transduce.data.pairs import SOUNDS, Audio, DataError, Origin, Pair, with_errors
-from transduce.files import write_by_rename
 from transduce.model.inputs import distinct_names
 
 Form = Annotated[
@@ -132,8 +131,9 @@ def align(
             found = aligner.align_many(task for task, _ in rest)
             for (task, file), result in zip(rest, found, strict=True):
                 any_failed |= isinstance(result, DataError)
-                _write(task, file, result, form, named=len(tasks) > 1)
+                _write(folder, task, file, result, form, named=len(tasks) > 1)
                 advance(1)
+        folder.report()
     if any_failed:
         raise SystemExit(1)
 
@@ -184,7 +184,12 @@ def _is_data(sound: Path) -> bool:
 
 
 def _write(
-    task: Task, file: Path | None, result: Alignment | DataError, form: str, named: bool
+    folder: OutputFolder,
+    task: Task,
+    file: Path | None,
+    result: Alignment | DataError,
+    form: str,
+    named: bool,
 ) -> None:
     """Print an alignment, or write its file, whole or not at all; print an error."""
     if isinstance(result, DataError):
@@ -195,7 +200,7 @@ def _write(
         return
     written = WRITERS[form](result)
     if file is not None:
-        write_by_rename(file, (written + "\n").encode())
+        folder.write(file, written)
         return
     print(f"{result.name}\n{written}" if named and form == "txt" else written, flush=True)
 

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from cyclopts import Parameter
 
+from transduce.cli.outputs import report_files
 from transduce.cli.ray_engine import run_on_ray
 from transduce.cli.shard_files import Shard, ShardFile, Work, chunks, parse_shards
 from transduce.cli.terminal import progress_bar
@@ -73,10 +74,11 @@ class BulkFlags:
                     rest[shard].append(work.lines(loaded, inputs, advance))
             for file in rest.values():
                 file.finish()
-        _report(files)
+        report_files(folder, len(rest), len(files) - len(rest))
+        _report_failures(files)
 
 
-def _report(files: Mapping[Shard, ShardFile]) -> None:
+def _report_failures(files: Mapping[Shard, ShardFile]) -> None:
     """Say what failed, with the first error; exit with 1 then."""
     failed = [file for file in files.values() if file.num_failed]
     if not failed:

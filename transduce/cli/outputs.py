@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+
+from transduce.files import write_by_rename
 
 
 class OutputFolder:
@@ -17,6 +20,7 @@ class OutputFolder:
             raise ValueError("--overwrite and --resume exclude each other; give one of them")
         self.folder, self.suffix, self.overwrite, self.resume = folder, suffix, overwrite, resume
         self._names: Counter[str] = Counter()
+        self._written = self._kept = 0  # files
 
     def claim(self, names: Iterable[str]) -> list[Path | None]:
         """Return the file of each input's result; raise ValueError if one exists already.
@@ -32,11 +36,22 @@ class OutputFolder:
                     f"{existing[0]} exists already{others}; give --overwrite to replace it, or "
                     "--resume to keep it"
                 )
+        self._kept += sum(map(self.is_finished, files))
         return files
 
     def is_finished(self, file: Path | None) -> bool:
         """Return whether a file is left as it is, because an earlier run has written it."""
         return self.resume and file is not None and file.is_file()
+
+    def write(self, file: Path, text: str) -> None:
+        """Write a file of the folder, whole or not at all."""
+        write_by_rename(file, (text + "\n").encode())
+        self._written += 1
+
+    def report(self) -> None:
+        """Say how many files were written, if there is a folder."""
+        if self.folder is not None:
+            report_files(self.folder, self._written, self._kept)
 
     def _file(self, name: str) -> Path | None:
         if self.folder is None:
@@ -45,3 +60,10 @@ class OutputFolder:
         if self._names[name] > 1:
             name = f"{name}-{self._names[name]}"
         return self.folder / (name + self.suffix)
+
+
+def report_files(folder: Path, written: int, kept: int) -> None:
+    """Say on standard error how many files a command wrote into a folder, and kept there."""
+    files = f"{written} file{'s' if written != 1 else ''}"
+    others = f", and kept {kept} that existed" if kept else ""
+    print(f"transduce: wrote {files} into {folder}{others}", file=sys.stderr)

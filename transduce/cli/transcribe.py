@@ -29,7 +29,6 @@ from transduce.data.batches import Example
 from transduce.data.dictionaries import installed_dictionary
 from transduce.data.pairs import DataError, Pair
 from transduce.decoding.options import SearchOptions
-from transduce.files import write_by_rename
 from transduce.model.inputs import (
     check_exists,
     is_one_sound,
@@ -163,6 +162,7 @@ def transcribe(
             for result in _results(model, batches, options, write, MOST_INPUTS, advance):
                 if isinstance(result, Transcript):
                     doubts.note_rate(result)
+        write.folder.report()
     write.exit()
 
 
@@ -355,6 +355,7 @@ def recognize(
                 if isinstance(result, Transcript):
                     doubts.note_speech(result)
                     doubts.note_rate(result)
+        write.folder.report()
     write.exit()
 
 
@@ -551,7 +552,7 @@ class _Writer:
         self._note_folding(result)
         text = self._text(result)
         if file is not None:
-            write_by_rename(file, (text + "\n").encode())
+            self.folder.write(file, text)
             return
         named = self.named and self.form == "txt"
         print(f"{result.name}\n{text}" if named else text, flush=True)
