@@ -676,6 +676,20 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("there_are", [0, 1, 2])
+def test_processes_share_a_cpu_only_if_that_is_meant(monkeypatch, there_are):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there_are > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there_are)
+    gpus = "is 1 GPU" if there_are == 1 else f"are {there_are} GPUs"
+    said = f"devices is 4, but there {gpus}; lower it, or set train.device to cpu for 4 processes"
+    with pytest.raises(TrainingError, match=said):
+        checks.check_devices(TrainConfig(devices=4))
+    checks.check_devices(TrainConfig(devices=max(1, there_are)))
+    checks.check_devices(TrainConfig(devices=4, device="cpu"))
+    if there_are == 0:  # as on machines without GPUs, where torchrun started 4 processes
+        checks.check_devices(TrainConfig(devices=4), is_launched=True)
+
+
 def test_ctc_leaves_out_sequences_that_it_cannot_align_and_reports_it(tmp_path):
     (tmp_path / "toy.tsv").write_text("".join(f"{'ab' * n}c\t{'XY' * n}\n" for n in range(1, 9)))
     with (tmp_path / "toy.tsv").open("a") as file:

@@ -54,18 +54,23 @@ def check_memory(needed: int, device: torch.device, what: str, settings: str) ->
         )
 
 
-def check_devices(config: TrainConfig) -> None:
-    """Raise TrainingError if the recipe asks for more GPUs than there are."""
-    if config.device == "cuda":
-        there_are = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if there_are == 0:
-            raise TrainingError(
-                "train.device is cuda, but PyTorch finds no CUDA GPU here; set train.device to cpu"
-            )
-        if config.devices is not None and config.devices > there_are:
-            raise TrainingError(
-                f"train.devices is {config.devices}, but there are {there_are} GPUs; lower it"
-            )
+def check_devices(config: TrainConfig, *, is_launched: bool = False) -> None:
+    """Raise TrainingError if the recipe asks for more GPUs than there are.
+
+    Several processes on the CPU are started by a launcher, or asked for by name.
+    """
+    there_are = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device == "cuda" and there_are == 0:
+        raise TrainingError(
+            "train.device is cuda, but PyTorch finds no CUDA GPU here; set train.device to cpu"
+        )
+    on_cpu = config.device == "cpu" or (there_are == 0 and is_launched)
+    if not on_cpu and config.devices is not None and config.devices > max(1, there_are):
+        gpus = "is 1 GPU" if there_are == 1 else f"are {there_are} GPUs"
+        raise TrainingError(
+            f"train.devices is {config.devices}, but there {gpus}; lower it, or set train.device "
+            f"to cpu for {config.devices} processes on the CPU"
+        )
 
 
 def check_precision(precision: str, device: torch.device) -> None:

@@ -61,7 +61,7 @@ from transduce.training.checks import (
     open_folder,
 )
 from transduce.training.corpus import Corpus, read_corpus
-from transduce.training.launch import settle_processes, start_fabric
+from transduce.training.launch import launcher, settle_processes, start_fabric
 from transduce.training.loading import Loaded, Loader
 from transduce.training.lock import FolderLock
 from transduce.training.peers import watch_peers
@@ -167,7 +167,7 @@ def fit(
         if spoken and is_set:
             raise TrainingError(f"{setting} is not for a continuous transducer; {remedy}")
     settled = settle_processes(config, os.environ)
-    check_devices(settled)
+    check_devices(settled, is_launched=launcher(os.environ) is not None)
     fabric = start_fabric(settled)
     check_precision(config.precision, fabric.device)
     if progress is None or not fabric.is_global_zero:
