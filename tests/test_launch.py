@@ -1,9 +1,12 @@
 """The processes of a training as launchers describe them in environment variables."""
 
+import json
+import socket
 from types import SimpleNamespace
 
 import pytest
 
+from transduce.data.pairs import DataError
 from transduce.training import checks, launch, peers
 from transduce.training.checks import TrainingError
 from transduce.training.launch import launcher, settle_processes
@@ -120,3 +123,39 @@ def test_processes_that_do_not_connect_are_named(monkeypatch):
     fabric = SimpleNamespace(is_global_zero=True, world_size=3, broadcast=lambda told: told)
     with pytest.raises(TrainingError, match=r"processes \[1, 2\] cannot reach process 0 at first"):
         peers._connect(fabric, peers.End(0, 0, 0, "first"))
+
+
+@pytest.mark.parametrize("local_rank, raised", [(0, DataError), (1, SystemExit)])
+def test_an_error_of_all_processes_is_said_once_on_each_machine(monkeypatch, local_rank, raised):
+    monkeypatch.setattr(checks, "SECONDS_TO_SPEAK", 0.0)
+    ours, theirs = socket.socketpair()
+    first = peers.End(0, 0, 0, "first")
+    monkeypatch.setattr(peers, "_connect", lambda *_: {ours: first})
+    fabric = SimpleNamespace(global_rank=2, node_rank=1, local_rank=local_rank, world_size=4)
+    with theirs:
+        with pytest.raises(raised), peers.watch_peers(fabric):
+            raise DataError("there is no such file")
+        told = json.loads(theirs.recv(1000))
+    assert (told["rank"], told["error"]) == (2, "there is no such file")
+
+
+@pytest.mark.parametrize(
+    "end, speaker",
+    [
+        (peers.End(3, 1, 1, "here"), 0),  # it was lost
+        (peers.End(2, 1, 0, "here"), 1),
+        (peers.End(2, 1, 0, "here", "no file"), None),  # it has said so itself
+        (peers.End(3, 1, 1, "here", "no file"), 0),
+        (peers.End(0, 0, 0, "there", "no file"), 0),
+    ],
+)
+def test_one_process_of_a_machine_tells_of_an_end(end, speaker):
+    others = [rank for rank in range(3) if (1, rank) != (end.machine, end.local_rank)]
+    tellers = []
+    for local_rank in others:
+        peer = peers._Peers(peers.End(2 + local_rank, 1, local_rank, "here"), {})
+        peer.end = end
+        if peer.says_it():
+            tellers.append(local_rank)
+        peer.close()
+    assert tellers == ([] if speaker is None else [speaker])

@@ -77,6 +77,11 @@ def watch_peers(fabric: Fabric) -> Iterator[None]:
     except KeyboardInterrupt:
         peers.leave(STOPPED)
         raise
+    except (ValueError, OSError) as error:  # which the user can fix, and is told once a machine
+        peers.leave(str(error))
+        if me.local_rank != 0:
+            end_quietly()
+        raise
     except BaseException as error:
         peers.leave(str(error))
         raise
@@ -111,10 +116,14 @@ class _Peers:
         raise TrainingError(self.ended().sentence()) from None
 
     def says_it(self) -> bool:
-        """Return whether this is the first process of its machine that is still there."""
+        """Return whether this process tells its machine of the end of another.
+
+        It is the first process of its machine, which tells its own failure itself, or the second
+        if the first was lost.
+        """
         end = self.ended()
-        first = 1 if (end.machine, end.local_rank) == (self.me.machine, 0) else 0
-        return self.me.local_rank == first
+        first_was_lost = (end.machine, end.local_rank, end.error) == (self.me.machine, 0, None)
+        return self.me.local_rank == (1 if first_was_lost else 0)
 
     def ended(self) -> End:
         """Return the end that was heard of."""
