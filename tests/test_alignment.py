@@ -26,6 +26,7 @@ from transduce.alignment.pronunciations import Lexicon, spelling, split_words
 from transduce.alignment.result import AlignedPhone, AlignedWord, Alignment
 from transduce.alignment.variants import _between, choose_pronunciations
 from transduce.architectures import NetworkConfig, build_network
+from transduce.audio import windows
 from transduce.audio.sound import read_wave
 from transduce.data.dictionaries import PronouncingDictionary
 from transduce.data.pairs import Audio, DataError
@@ -329,9 +330,13 @@ def starts(alignment):
 
 
 def test_a_passage_that_was_not_played_is_left_out_and_the_rest_unharmed(singer, monkeypatch):
+    # The singer has learnt melodies of a second, and misses most notes of a window of 35 seconds.
+    monkeypatch.setattr(windows, "LONGEST", 3.0)
+    monkeypatch.setattr(windows, "SEARCHED", 2.0)
+    monkeypatch.setattr(align_module, "SHORT", 5.0)
     wave = torch.cat([melody(seed)[0] for seed in range(40)])
     notes = singer(wave).symbols
-    monkeypatch.setattr(align_module, "SHORT", 5.0)
+    assert len(notes) > 120  # of 183, beside 60 that were not played
     right = transduce.align(singer, wave, phones=notes)
     wrong = transduce.align(singer, wave, phones=[*notes[:30], *"ABCDE" * 12, *notes[30:]])
     assert sum(not word.phones for word in wrong.words[30:90]) >= 50
