@@ -558,6 +558,17 @@ def test_the_recipes_that_ship_are_listed_and_trained_by_name(tmp_path):
     assert done.returncode == 1 and "(did you mean pairs-transducer?); give a" in done.stderr
 
 
+def test_evaluation_refuses_another_sample_rate_unless_it_may_convert(tmp_path, capsys):
+    save_model(sound_model(), tmp_path)
+    soundfile.write(tmp_path / "tone.wav", sound(0.3, RATE // 2), RATE // 2)
+    line = {"audio_filepath": "tone.wav", "duration": 0.3, "text": "A B"}
+    (tmp_path / "test.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(SystemExit, match=f"{RATE // 2}.*{RATE}"):
+        cli.evaluate(tmp_path, tmp_path / "test.jsonl")
+    cli.evaluate(tmp_path, tmp_path / "test.jsonl", convert=True)
+    assert "error rate" in capsys.readouterr().out
+
+
 def test_evaluation_of_the_wrong_field_names_the_fields(tmp_path):
     save_model(sound_model(), tmp_path)
     soundfile.write(tmp_path / "tone.wav", sound(0.3), RATE)

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -925,6 +926,24 @@ def test_a_stream_whose_client_does_not_read_is_closed(service, monkeypatch):
                 slow.sendall(utterance)
         until(lambda: service.in_progress == 0)
         assert is_well(address)
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_client_that_reads_too_slowly_is_told_why_unless_the_connection_closes_already(closing):
+    told = []
+    protocol = object.__new__(sockets.StreamProtocol)  # without a connection
+    protocol.writable, protocol.loop = Mock(), Mock()
+    protocol.loop.call_later.side_effect = lambda _, call: call()
+    protocol.conn, protocol.transport = Mock(), Mock()
+    protocol.transport.is_closing.return_value = closing
+    protocol.conn.data_to_send.return_value = [b"a close ", b"frame"]
+    protocol.conn.fail.side_effect = lambda code, why: told.append((code, why))
+    protocol.transport.write.side_effect = told.append
+    protocol.transport.close.side_effect = lambda: told.append("closed")
+    protocol.pause_writing()
+    reason = (1008, "the client reads its results too slowly")
+    assert told == ([] if closing else [reason, b"a close frame", "closed"])
+    protocol.transport.abort.assert_called_once_with()
 
 
 def test_streams_are_finished_when_the_server_stops(models):

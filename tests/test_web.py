@@ -670,6 +670,18 @@ def test_other_networks_are_refused(tmp_path):
     assert "there is no file" in explore(tmp_path / "nothing")
 
 
+def test_the_command_shows_the_examples_of_data_or_else_of_the_run(text, tmp_path, monkeypatch):
+    save_model(text_model(), tmp_path)
+    (tmp_path / "words.tsv").write_text("abc\tA B C\n")
+    served, own = [], text.pairs[:1]
+    monkeypatch.setattr("transduce.web.server.serve", lambda explorer, *_: served.append(explorer))
+    monkeypatch.setattr(sys.modules["transduce.cli.explore"], "own_pairs", lambda run: own)
+    cli.explore(tmp_path)
+    cli.explore(tmp_path, data=tmp_path / "words.tsv")
+    assert served[0].pairs == own
+    assert [pair.target for pair in served[1].pairs] == [("A", "B", "C")]
+
+
 def test_a_port_in_use_is_reported(tmp_path):
     save_model(text_model(), tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
