@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from transduce import SearchOptions, transducer_loss
+from transduce import NGram, SearchOptions, transducer_loss
 from transduce.architectures import ContinuousTransducer, NetworkConfig, build_network
 from transduce.data.batches import Batch, Example
 from transduce.data.pairs import Origin, Pair
@@ -133,6 +133,17 @@ def test_the_networks_say_what_they_read_and_whether_they_have_timings():
     assert [network.kind for network in networks] == ["transducer", "CTC", "prediction"]
     assert [network.reads_input for network in networks] == [True, True, False]
     assert [network.has_timings for network in networks] == [True, False, False]
+
+
+def test_ctc_gives_several_outputs_without_fusion_and_one_with_it():
+    ctc = network_of("ctc")
+    options = SearchOptions(4, n_best=3, with_timings=False)
+    assert {len(found) for found in ctc.search(BATCH, options)} == {3}
+    only = NGram(1, 2, [[2] * 50])  # expects one label
+    plain = SearchOptions(4, with_timings=False)
+    fused = replace(plain, fusion=only, fusion_weight=9.0)
+    [alone, _], [[first], _] = ctc.search(BATCH, plain), ctc.search(BATCH, fused)
+    assert set(first.labels) <= {2} and first.labels != alone[0].labels
 
 
 def test_only_the_transducer_finds_timings_and_a_predictor_finds_nothing():

@@ -259,6 +259,17 @@ def broken_files(folder):
     ]
 
 
+def test_a_change_of_samples_that_keeps_their_number_keeps_that_of_the_frames(tmp_path):
+    reader = FrameReader()
+    settings = reader.features.settings
+    number = settings.window_samples + 3 * settings.shift_samples - 1  # one more makes a frame
+    soundfile.write(tmp_path / "a.wav", np.ones(number), settings.sample_rate, subtype="FLOAT")
+    pair = pair_of(tmp_path / "a.wav")
+    as_it_is = reader.read(pair.source, pair.origin)
+    torch.testing.assert_close(reader.read(pair.source, pair.origin, lambda wave: wave), as_it_is)
+    assert len(reader.read(pair.source, pair.origin, lambda wave: wave[:9])) == 1
+
+
 @pytest.mark.parametrize("cached", [False, True])
 def test_broken_audio_is_one_sentence_with_the_line_and_is_skipped_and_counted(tmp_path, cached):
     broken = broken_files(tmp_path)

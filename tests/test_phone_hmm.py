@@ -25,8 +25,10 @@ from transduce.alignment.phone_hmm import (
     state_lattice,
 )
 from transduce.audio.features import FeatureSettings
+from transduce.decoding.hypothesis import lattice_timings
 from transduce.decoding.search import transcribe
 from transduce.model.model import load
+from transduce.model.stream import vector_times
 from transduce.model.tensors import CheckpointError, write_tensors
 
 
@@ -325,6 +327,21 @@ def test_other_phones_and_sample_rates_keep_the_boundaries_of_emissions(
     labels = tuple(recogniser.signature.targets.encode(["HH", "AH"]))
     found = boundaries(recogniser, heard, labels, {0})
     assert found == emission_boundaries(recogniser, heard, labels)
+
+
+def test_the_start_of_a_phone_is_as_uncertain_as_its_emission(recogniser, heard):
+    labels = tuple(recogniser.signature.targets.encode(["HH", "AH", "L", "OW"]))
+    with torch.no_grad():
+        prediction = recogniser.network.prediction_network(torch.tensor([labels]))[0]
+    timings = lattice_timings(heard.vectors, prediction, labels)
+    step, _ = vector_times(recogniser)
+    found = emission_boundaries(recogniser, heard, labels)
+    for one, timing in zip(found, timings, strict=True):
+        before, after = timing.frame - timing.start + 0.5, timing.end - timing.frame + 0.5
+        earliest, latest = one.start.time - before * step, one.start.time + after * step
+        assert one.start.earliest == pytest.approx(max(0, earliest))
+        assert one.start.latest == pytest.approx(min(heard.seconds, latest))
+    assert any(timing.start > 1 for timing in timings)
 
 
 def test_phones_without_enough_frames_keep_the_boundaries_of_emissions(recogniser, heard):

@@ -22,7 +22,7 @@ from transduce.decoding.ensemble import Ensemble
 from transduce.model.checkpoint import TrainedModel
 from transduce.model.model import Model
 from transduce.model.signature import Signature
-from transduce.model.stream import Endpoints, Stream
+from transduce.model.stream import Endpoints, Stream, vector_times
 
 pytestmark = pytest.mark.filterwarnings("ignore:max_labels_per_frame")
 RATE = 2000
@@ -276,6 +276,26 @@ def test_an_utterance_ends_after_silence_and_not_without_rules():
     stream.reset()
     assert not stream.accept(noise(200)).is_endpoint
     assert not any(model.stream().accept(noise(8000)).is_endpoint for _ in range(1))
+
+
+class Asked(Endpoints):
+    """Rules that are never met, and keep what they are asked."""
+
+    def met(self, seconds, last_label):
+        self.__dict__["last_label"] = last_label
+        return False
+
+
+def test_silence_begins_where_the_vector_of_the_last_label_ends():
+    model, rules = MODELS["plain"], Asked()
+    step, _ = vector_times(model)
+    stream, ends = model.stream(endpoints=rules), set()
+    for part in np.split(noise(4000), 20):
+        partial = stream.accept(part)
+        frames = [f for one in (partial.stable, partial.unstable) for f in one.hypotheses[0].frames]
+        assert rules.last_label == ((frames[-1] + 1) * step if frames else None)
+        ends.add(rules.last_label)
+    assert len(ends) > 5
 
 
 # --- Long sound ---------------------------------------------------------------------------------
