@@ -42,6 +42,13 @@ def test_a_part_of_a_recording_and_several_supervisions(sounds):
         bare.pair(CHARACTERS)
 
 
+def test_a_cut_from_the_start_that_ends_before_the_recording_is_a_part(sounds):
+    (record,) = read_lhotse(
+        write(sounds, cut(0, sounds, start=0.0, duration=0.25, supervisions=[]))
+    )
+    assert record.source == Audio(sounds / "a.flac", 0.0, 0.25)
+
+
 def test_custom_fields_may_be_targets(sounds):
     (record,) = read_lhotse(write(sounds, cut(0, sounds)))
     assert record.pair(CHARACTERS, "phones").target == ("x", "y")
