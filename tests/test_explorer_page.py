@@ -672,8 +672,10 @@ def test_the_page_reopens_an_input_that_the_server_no_longer_keeps(text, new_pag
     settled(page)
     assert node(page)[0] == 3
     explorer.inputs.things.clear()
-    page.click("#search-form button")
-    page.wait_for_timeout(300)
+    page.click("#search-form button")  # opens the input again
+    while not explorer.inputs.things:
+        page.wait_for_timeout(20)
+    expect(page.locator("body")).not_to_have_class(re.compile(r"\bbusy\b"))
     page.click("#search-form button")
     expect(page.locator("#step-name")).to_have_text("frame 0 of 0 to 3")
 
