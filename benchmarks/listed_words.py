@@ -20,6 +20,8 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
+from pseudo_words import first_columns
+
 NUM_ENGLISH = 150_000  # of the most frequent words
 NUM_WORDS = 6_000  # of each language of SIGMORPHON 2020
 CODES = {  # of SIGMORPHON 2020, and of wordfreq
@@ -43,14 +45,14 @@ def main() -> None:
         sys.exit(__doc__)
     paths = [Path(name) for name in sys.argv[1:]]
     if not paths[0].is_dir():
-        known = {word for path in paths for word in _first_columns(path)}
+        known = {word for path in paths for word in first_columns(path)}
         words = (word.upper() for word in (*_census_names(), *_frequent("en", NUM_ENGLISH)))
-        print(*_new(words, known, set("".join(_first_columns(paths[0])))), sep="\n")
+        print(*_new(words, known, set("".join(first_columns(paths[0])))), sep="\n")
         return
     for language, code in CODES.items():
         files = sorted(paths[0].glob(f"*/{language}_*.tsv"))
-        known = {word for path in files for word in _first_columns(path)}
-        letters = set("".join(_first_columns(paths[0] / "train" / f"{language}_train.tsv")))
+        known = {word for path in files for word in first_columns(path)}
+        letters = set("".join(first_columns(paths[0] / "train" / f"{language}_train.tsv")))
         for word in islice(_new(_frequent(code, None), known, letters), NUM_WORDS):
             print(f"{language}:{word}")
 
@@ -62,11 +64,6 @@ def _new(words: Iterable[str], known: Iterable[str], letters: set[str]) -> Itera
         if len(word) > 1 and letters.issuperset(word) and word not in seen:
             seen.add(word)
             yield word
-
-
-def _first_columns(path: Path) -> list[str]:
-    """Return the words of a corpus' file: what is before the first tab of its lines."""
-    return [line.split("\t")[0] for line in path.read_text("utf-8").splitlines()]
 
 
 def _frequent(code: str, number: int | None) -> Iterable[str]:

@@ -25,10 +25,14 @@ def main() -> None:
         sys.exit(__doc__)
     number, *files = sys.argv[1:]
     for file in files:
-        lines = Path(file).read_text("utf-8").splitlines()
         prefix = "" if len(files) == 1 else f"{Path(file).name[:3]}:"
-        for word in draw([line.split("\t")[0] for line in lines], int(number)):
+        for word in draw(first_columns(Path(file)), int(number)):
             print(prefix + word)
+
+
+def first_columns(path: Path) -> list[str]:
+    """Return the words of a file: what is before the first tab of its lines."""
+    return [line.split("\t")[0] for line in path.read_text("utf-8").splitlines()]
 
 
 def draw(words: list[str], number: int) -> list[str]:
