@@ -99,11 +99,7 @@ class LatticeView:
 
     def check_node(self, t: int, u: int) -> None:
         """Raise ValueError unless the lattice has a node t, u."""
-        T, U = self.num_vectors, self.num_labels
-        if not (0 <= t < T and 0 <= u <= U):
-            raise ValueError(
-                f"there is no node {t},{u} in the output lattice; t is 0 to {T - 1} and u 0 to {U}"
-            )
+        check_node(t, u, self.num_vectors, self.num_labels)
 
 
 def view_lattice(
@@ -171,6 +167,14 @@ def transducer_of(model: TrainedModel) -> Transducer:
             )
         raise ValueError(f"{kind} alone has no output lattice; give a transducer")
     return network
+
+
+def check_node(t: int, u: int, T: int, U: int) -> None:
+    """Raise ValueError unless a lattice of T vectors and U outputs has a node t, u."""
+    if not (0 <= t < T and 0 <= u <= U):
+        raise ValueError(
+            f"there is no node {t},{u} in the output lattice; t is 0 to {T - 1} and u 0 to {U}"
+        )
 
 
 def alignment_path(emitted: Sequence[int], num_vectors: int) -> tuple[Node, ...]:

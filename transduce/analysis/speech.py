@@ -12,12 +12,18 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from transduce.analysis.figures import INPUT_COLOURS, LATTICE_COLOURS, RED, SMALL
+from transduce.analysis.lattice import check_node
 from transduce.analysis.sensitivity import Sensitivity, one_hot
 from transduce.architectures import ContinuousTransducer
 from transduce.audio.outputs import FrameOutputs
 from transduce.data.pairs import Symbols
 from transduce.lattice.loss import best_alignment, lattice_loss, log_occupancy
-from transduce.lattice.mixtures import mixture_at, mixture_of, mixture_transitions
+from transduce.lattice.mixtures import (
+    gaussian_log_density,
+    mixture_at,
+    mixture_of,
+    mixture_transitions,
+)
 from transduce.model.checkpoint import TrainedModel
 
 
@@ -61,11 +67,7 @@ class SpeechView:
 
     def check_node(self, t: int, u: int) -> None:
         """Raise ValueError unless the lattice has a node t, u."""
-        T, U = self.posterior.shape
-        if not (0 <= t < T and 0 <= u <= U):
-            raise ValueError(
-                f"there is no node {t},{u} in the output lattice; t is 0 to {T - 1} and u 0 to {U}"
-            )
+        check_node(t, u, *self.posterior.shape)
 
 
 @torch.no_grad()
@@ -129,8 +131,7 @@ def node_mixture(view: SpeechView, t: int, u: int) -> NodeMixture:
     log_densities = torch.empty(0, dtype=torch.float64)
     if u < U:
         squares = (node.log_precisions.exp() * (view.outputs[u] - node.means).square()).sum(1)
-        log_determinants = node.log_precisions.sum(1)
-        log_densities = 0.5 * (log_determinants - squares - D * math.log(2 * math.pi))
+        log_densities = gaussian_log_density(squares, node.log_precisions.sum(1), D)
     return NodeMixture(
         float(node.logits[0].sigmoid()),
         node.logits[1:].softmax(0),

@@ -69,6 +69,14 @@ def mixture_at(f: Mixture, g: Mixture) -> Mixture:
     return Mixture(logits, f.factors[..., :0], means, log_precisions)
 
 
+def gaussian_log_density(squares: Tensor, log_determinants: Tensor, size: int) -> Tensor:
+    """Return ln N of `size` numbers from the sums of their squared distances times precisions.
+
+    The determinants are those of the precisions.
+    """
+    return 0.5 * (log_determinants - squares - size * math.log(2 * math.pi))
+
+
 def mixture_transitions(
     transcription: Tensor,  # [B, T, P], f
     prediction: Tensor,  # [B, U+1, P], g
@@ -99,7 +107,7 @@ def mixture_transitions(
     right = torch.cat([by_g * rest.square(), by_g * rest, by_g], -1)
     squares = torch.einsum("btmd,bumd->btum", left, right).clamp(min=0)  # rounding may be below 0
     log_determinants = log_by_f.sum(-1)[:, :, None] + log_by_g.sum(-1)[:, None]
-    log_density = 0.5 * (log_determinants - squares - D * math.log(2 * math.pi))
+    log_density = gaussian_log_density(squares, log_determinants, D)
     log_output = (log_weights + log_density).logsumexp(-1)
     log_label = logsigmoid(-null[:, :, :-1]) + log_output
     return logsigmoid(null).to(dtype), log_label.to(dtype)
