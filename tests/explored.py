@@ -8,8 +8,10 @@ import time
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 import soundfile
 import torch
+from playwright.sync_api import expect, sync_playwright
 
 from transduce.alphabet import NULL, Alphabet
 from transduce.architectures import NetworkConfig, build_network
@@ -23,6 +25,7 @@ from transduce.web.server import ExplorerServer
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 RATE = 16_000
 SPOKEN_RATE = 8000
+PATIENCE = 120_000  # ms; a busy machine may take most of it to compile a kernel
 SPACES = Notation("spaces", None)
 CHARACTERS = Notation("characters", None)
 HERE = "http://127.0.0.1:8000"  # the server of a test client
@@ -38,6 +41,12 @@ BODIES = [
     b'{"t": Infinity, "u": -Infinity, "view": "x"}',
 ]
 WORDS = ["abc", "cab", "bacca", "abba", "cabbac", "a", "bb"]
+
+
+def needs_chromium(test):
+    """Mark a test that drives the browser."""
+    reason = "there is no Chromium; apt-get install chromium"
+    return pytest.mark.slow(pytest.mark.skipif(CHROMIUM is None, reason=reason)(test))
 
 
 def sharp_network(config, input_size, num_labels):
@@ -162,20 +171,18 @@ def serving(explorer):
 
 
 @contextmanager
-def launched_browser():
+def launched_browser(*options):
     """Run a Chromium that plays sound without a click; yield it."""
-    from playwright.sync_api import expect, sync_playwright
-
-    expect.set_options(timeout=30_000)  # for busy machines; the default is five seconds
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
-        options = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"]
+        options = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required", *options]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
         yield browser
         browser.close()
 
 
 @contextmanager
-def opened_pages(browser, timeout):
+def opened_pages(browser):
     """Yield a function that opens pages; fail at the end if a script reports an error."""
     contexts, complaints = [], []
 
@@ -183,7 +190,7 @@ def opened_pages(browser, timeout):
         size = {"width": width, "height": 900}
         contexts.append(browser.new_context(viewport=size, accept_downloads=True, **options))
         page = contexts[-1].new_page()
-        page.set_default_timeout(timeout)
+        page.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
         page.goto(address)
@@ -202,6 +209,34 @@ def settled(page):
         "() => { const d = document.getElementById('figure').dataset;"
         " return d.t !== undefined && d.sensitivity === `${d.t},${d.u}`; }"
     )
+
+
+def next_frames(page):
+    """Wait until what was asked for has been drawn: in the next frame, or in the one after it."""
+    page.evaluate(
+        "new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))"
+    )
+
+
+def watch_playback(page):
+    """Play the sound, and check that its cursor moves, and rests at the end."""
+    # At a tenth of the speed it lasts until it is looked at.
+    page.evaluate(
+        """() => {
+            const { play } = HTMLMediaElement.prototype;
+            HTMLMediaElement.prototype.play = function () {
+                this.playbackRate = 0.1;
+                window.played = this;
+                return play.call(this);
+            };
+        }"""
+    )
+    page.click("#play")
+    expect(page.locator("#play")).to_have_text("Pause")
+    page.wait_for_function("() => Number(document.getElementById('figure').dataset.cursor) > 5")
+    expect(page.locator("#play")).to_have_text("Pause")
+    page.evaluate("() => { played.playbackRate = 1; }")
+    expect(page.locator("#play")).to_have_text("Play")
 
 
 def words_of(page):

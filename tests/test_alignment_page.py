@@ -9,6 +9,7 @@ import torch
 from explored import (
     CHROMIUM,
     launched_browser,
+    next_frames,
     opened_pages,
     serving,
     sound,
@@ -90,7 +91,7 @@ def browser():
 
 @pytest.fixture
 def new_page(browser):
-    with opened_pages(browser, timeout=20_000) as make:
+    with opened_pages(browser) as make:
 
         def make_and_wait(*arguments, **options):
             page = make(*arguments, **options)
@@ -103,13 +104,13 @@ def new_page(browser):
 def send(page, samples, name="tone.wav"):
     content = wav_bytes(samples)
     page.set_input_files("#file", {"name": name, "mimeType": "audio/wav", "buffer": content})
-    expect(page.locator("#alignment-name")).to_have_text(name, timeout=20_000)
+    expect(page.locator("#alignment-name")).to_have_text(name)
 
 
 def align(page, text=TEXT):
     page.fill("#spoken", text)
     page.click("text=Align >> nth=-1")
-    expect(page.locator("#aligned")).to_be_visible(timeout=20_000)
+    expect(page.locator("#aligned")).to_be_visible()
 
 
 @pytest.fixture
@@ -215,7 +216,7 @@ def test_a_word_that_does_not_fit_says_what_was_heard(page):
 
 def columns(page, x):
     """Return the pixels of some columns of the spectrogram on the screen."""
-    page.wait_for_timeout(100)
+    next_frames(page)
     return page.locator("#tiers canvas").evaluate(
         "(canvas, x) => [...canvas.getContext('2d').getImageData(x, 0, 50, 120).data]", x
     )
@@ -223,7 +224,7 @@ def columns(page, x):
 
 def test_the_spectrogram_is_below_the_tiers_and_follows_zoom_and_scroll(page):
     def picture():
-        page.wait_for_timeout(100)
+        next_frames(page)
         return page.locator("#tiers canvas").evaluate("canvas => canvas.toDataURL()")
 
     pictures = [picture()]
@@ -244,6 +245,7 @@ def test_the_spectrogram_is_below_the_tiers_and_follows_zoom_and_scroll(page):
 
 
 def test_a_click_plays_a_word_or_a_phone(page):
+    # The stretches last a hundred times as long, so that none ends before it is looked at.
     page.evaluate(
         """() => {
             window.played = [];
@@ -251,23 +253,32 @@ def test_a_click_plays_a_word_or_a_phone(page):
             const start = prototype.start;
             prototype.start = function (...times) {
                 played.push([this.buffer.duration, ...times]);
+                this.playbackRate.value = 0.01;
+                window.node = this;
                 start.apply(this, times);
             };
         }"""
     )
+
+    def started(number):
+        page.wait_for_function("number => played.length === number", arg=number)
+
     cats = page.locator(".word").nth(1)
-    cats.click()
+    cats.evaluate("word => { word.click(); word.click(); }")  # the second before the first begins
+    started(1)
     cats.click()  # starts again
-    page.wait_for_function("() => played.length === 2")
-    page.wait_for_timeout(100)
-    expect(cats).to_have_class("word playing", timeout=100)
+    started(2)
+    page.evaluate("new Promise((ended) => setTimeout(ended, 100))")  # the end of the first is told
+    expect(cats).to_have_class("word playing")
     page.locator(".phone").nth(7).click()  # stops the word
+    started(3)
     expect(cats).to_have_class("word")
     expect(page.locator(".playing")).to_have_count(1)
+    page.evaluate("() => { node.playbackRate.value = 1; }")
     expect(page.locator(".playing")).to_have_count(0)  # at the end
     edge(page, 0.3).focus()
     page.keyboard.press("Space")
-    page.wait_for_function("() => played.length === 4")
+    started(4)
     assert page.evaluate("played") == [
         *2 * [pytest.approx([SECONDS, 0, 0.5, 0.5])],
         pytest.approx([SECONDS, 0, 1.5, 0.3]),

@@ -1,7 +1,6 @@
 """Use the example page, which runs exported models in the browser, in a real one."""
 
 import json
-import shutil
 import threading
 from dataclasses import asdict
 from functools import partial
@@ -11,8 +10,9 @@ from pathlib import Path
 import pytest
 import soundfile
 import torch
+from explored import CHROMIUM, PATIENCE, launched_browser
 from melodies import RATE, melody
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 from torch.testing import assert_close
 
 from transduce.audio.features import Features, FeatureSettings
@@ -21,7 +21,6 @@ from transduce.model.model import load
 
 pytest.importorskip("onnx")
 PAGE = Path(__file__).parent.parent / "examples" / "browser"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; apt-get install chromium"),
@@ -68,20 +67,15 @@ def page(address, tmp_path_factory):
     """The page, in a browser whose microphone plays melodies."""
     heard = tmp_path_factory.mktemp("microphone") / "melody.wav"
     soundfile.write(heard, torch.cat([melody(seed)[0] for seed in range(4)]).numpy(), RATE)
-    options = [
-        *("--no-sandbox", "--use-fake-ui-for-media-stream"),
-        *("--use-fake-device-for-media-stream", f"--use-file-for-fake-audio-capture={heard}"),
-    ]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+    microphone = ("--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream")
+    file = f"--use-file-for-fake-audio-capture={heard}"
+    with launched_browser(*microphone, file) as browser:
         page = browser.new_page(viewport={"width": 900, "height": 620})
-        page.set_default_timeout(60_000)
-        expect.set_options(timeout=60_000)
+        page.set_default_timeout(PATIENCE)
         complaints = []
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(address)
         yield page
-        browser.close()
     assert complaints == []
 
 

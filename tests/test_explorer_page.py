@@ -24,6 +24,7 @@ from explored import (
     sound_pairs,
     text_model,
     text_pairs,
+    watch_playback,
     wav_bytes,
     words_of,
 )
@@ -67,7 +68,7 @@ def browser():
 
 @pytest.fixture
 def new_page(browser):
-    with opened_pages(browser, timeout=10_000) as make:
+    with opened_pages(browser) as make:
         yield make
 
 
@@ -610,7 +611,7 @@ def test_a_search_shows_its_progress_and_can_be_stopped(text, new_page, monkeypa
 
     class Held(type(explorer)):
         def steps(self, name):
-            go_on.acquire(timeout=9)
+            go_on.acquire()
             return super().steps(name)
 
     with serving(Held(explorer.model, (), "held")) as address:
@@ -623,6 +624,7 @@ def test_a_search_shows_its_progress_and_can_be_stopped(text, new_page, monkeypa
         page.click("#stop")
         stopped = "The search was stopped after 6 of 60 frames."
         expect(page.locator("#progress-text")).to_have_text(stopped)
+        go_on.release(60)
         expect(page.locator("#progress")).to_be_hidden()
         go_on.release(1)
         page.focus("#step")
@@ -842,10 +844,7 @@ def test_a_dropped_sound_is_recognised_and_played(heard, new_page):
     outputs = ["∅", *explorer.model.signature.targets.symbols]
     for label, probability in output_bars(view, *node(page), num=5).output:
         assert table(page)[outputs[label]][0] == pytest.approx(probability, abs=2e-3)
-    page.click("#play")
-    expect(page.locator("#play")).to_have_text("Pause")
-    page.wait_for_function("() => Number(document.getElementById('figure').dataset.cursor) > 5")
-    expect(page.locator("#play")).to_have_text("Play")  # when it is over
+    watch_playback(page)
     assert 40 < float(page.get_attribute("#figure", "data-cursor")) < 51
     page.focus("#figure")
     page.keyboard.press(" ")

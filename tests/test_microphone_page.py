@@ -1,15 +1,23 @@
 """Record with the explorer's page in a real browser, whose microphone plays a file."""
 
 import json
-import shutil
 import time
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import soundfile
-from explored import RATE, serving, sound, sound_model, sound_pairs
-from playwright.sync_api import expect, sync_playwright
+from explored import (
+    PATIENCE,
+    RATE,
+    launched_browser,
+    needs_chromium,
+    serving,
+    sound,
+    sound_model,
+    sound_pairs,
+)
+from playwright.sync_api import expect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -19,15 +27,6 @@ from transduce.web import microphone
 from transduce.web.explorer import Explorer
 from transduce.web.recording import Recording
 from transduce.web.wire import unpack
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-def needs_chromium(test):
-    """Mark a test that drives the browser."""
-    reason = "there is no Chromium; apt-get install chromium"
-    return pytest.mark.slow(pytest.mark.skipif(CHROMIUM is None, reason=reason)(test))
-
 
 TONES = np.concatenate([sound(0.4, frequency=f)[:, 0] for f in (300, 900, 500, 1500, 700)])
 SAMPLES = (32767 * TONES).astype("<i2")
@@ -172,14 +171,9 @@ def test_a_model_that_needs_the_whole_sound_does_not_stream(tmp_path):
 def browser(tmp_path_factory):
     heard = tmp_path_factory.mktemp("microphone") / "tones.wav"
     soundfile.write(heard, TONES, RATE)
-    options = [
-        *("--no-sandbox", "--use-fake-device-for-media-stream"),
-        f"--use-file-for-fake-audio-capture={heard}",
-    ]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+    file = f"--use-file-for-fake-audio-capture={heard}"
+    with launched_browser("--use-fake-device-for-media-stream", file) as browser:
         yield browser
-        browser.close()
 
 
 @contextmanager
@@ -188,7 +182,7 @@ def page_at(browser, address, script="", permissions=("microphone",)):
     context = browser.new_context(viewport={"width": 1200, "height": 900})
     context.grant_permissions(list(permissions))
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(PATIENCE)
     complaints = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.add_init_script(script)

@@ -11,12 +11,12 @@ import soundfile
 import torch
 from explored import (
     BODIES,
-    CHROMIUM,
     HERE,
     JSON,
     ODD,
     SPOKEN_RATE,
     launched_browser,
+    needs_chromium,
     opened_pages,
     serving,
     settled,
@@ -25,6 +25,7 @@ from explored import (
     speech_pairs,
     text_model,
     told,
+    watch_playback,
     words_of,
 )
 from fastapi.testclient import TestClient
@@ -243,12 +244,6 @@ def test_no_request_makes_the_server_fail(client, capsys):
 # --- The page -----------------------------------------------------------------------------------
 
 
-def needs_chromium(test):
-    """Mark a test that drives the browser."""
-    reason = "there is no Chromium; apt-get install chromium"
-    return pytest.mark.slow(pytest.mark.skipif(CHROMIUM is None, reason=reason)(test))
-
-
 @pytest.fixture(scope="module")
 def address(explorer):
     with serving(explorer) as address:
@@ -263,7 +258,7 @@ def browser():
 
 @pytest.fixture
 def new_page(browser):
-    with opened_pages(browser, timeout=10_000) as make:
+    with opened_pages(browser) as make:
         yield make
 
 
@@ -420,10 +415,7 @@ def test_a_strip_that_is_partly_in_view_has_its_name_there(address, explorer, ne
 def test_the_sound_is_played_with_a_cursor(address, new_page):
     page = new_page(f"{address}#text={LINE}")
     settled(page)
-    page.click("#play")
-    expect(page.locator("#play")).to_have_text("Pause")
-    page.wait_for_function("() => Number(document.getElementById('figure').dataset.cursor) > 5")
-    expect(page.locator("#play")).to_have_text("Play")  # when it is over
+    watch_playback(page)
 
 
 @needs_chromium
