@@ -16,7 +16,9 @@ def compiled_with(fastmath: set[str]) -> Callable[[Any], Any]:
     """Return a decorator that compiles a function when it is first called, and keeps it on disk."""
 
     def decorator(function: Any) -> Any:
-        kernel: Any = njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
+        # Without the wrapper through which C would call the function: none does.
+        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+        kernel: Any = njit(fastmath=fastmath, **options)(function)
         kernel._cache = KernelCache(function)
         return kernel
 
