@@ -1,43 +1,91 @@
 """Two machines for the tests: network namespaces where the system allows them, else addresses."""
 
-import json
+import ctypes
+import multiprocessing
 import os
 import secrets
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).parent.parent
 
-# `transduce` with a plan: {"kill_at": 20} ends the process by SIGKILL after that step,
-# {"note_after": 0.5} sets the time before the note that it waits for others, {"keep_alive": {...}}
-# the times after which a machine that does not answer is lost; {"arguments": [...]} adds options.
-COMMAND = """
-import json, os, signal, sys, time
-from transduce.training import launch, peers
-from transduce.training.progress import Progress
+VARIABLES = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+# A process that has imported all that training needs, and is forked into others in no time.
+FORKED = multiprocessing.get_context("forkserver")
 
-plan = json.loads(os.environ["PLAN"])
-step, steps = Progress.step, []
 
-def step_or_die(self, *arguments):
-    steps.append(0)
-    if len(steps) == plan.get("kill_at"):
-        print("killed at", time.time(), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    step(self, *arguments)
+def run_planned(arguments, plan, namespace, environment, outputs):
+    """Run `transduce` in this process, which was forked, with a plan.
 
-Progress.step = step_or_die
-sys.argv += plan.get("arguments", [])
-launch.SECONDS_BEFORE_NOTE = plan.get("note_after", 60.0)
-peers.KEEP_ALIVE |= plan.get("keep_alive", {})
-from transduce.cli import main
-main()
-"""
+    {"kill_at": 20} ends the process by SIGKILL after that step, {"note_after": 0.5} sets the time
+    before the note that it waits for others, {"keep_alive": {...}} the times after which a machine
+    that does not answer is lost; {"arguments": [...]} adds options.
+    """
+    os.setsid()
+    if namespace:
+        enter(namespace)
+    for number, path in outputs.items():
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.environ |= environment
+
+    from transduce.cli import main
+    from transduce.training import launch, peers
+    from transduce.training.progress import Progress
+
+    step, steps = Progress.step, []
+
+    def step_or_die(self, *arguments):
+        steps.append(0)
+        if len(steps) == plan.get("kill_at"):
+            print("killed at", time.time(), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(self, *arguments)
+
+    Progress.step = step_or_die
+    sys.argv = ["transduce", *arguments, *plan.get("arguments", [])]
+    launch.SECONDS_BEFORE_NOTE = plan.get("note_after", 60.0)
+    peers.KEEP_ALIVE |= plan.get("keep_alive", {})
+    main()
+
+
+def enter(namespace):
+    """Move this process into a network namespace, as `ip netns exec` does."""
+    with open(f"/run/netns/{namespace}") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A forked process that writes into files, with the methods of `subprocess.Popen`."""
+
+    process: multiprocessing.Process
+    outputs: dict[int, str]  # the files of standard output and of standard error
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    @property
+    def returncode(self):
+        return self.process.exitcode
+
+    def poll(self):
+        return self.process.exitcode
+
+    def communicate(self, timeout=None):
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired("transduce", timeout)
+        return tuple(Path(path).read_text() for path in self.outputs.values())
 
 
 @dataclass(frozen=True)
@@ -46,20 +94,39 @@ class Machine:
 
     address: str
     interface: str
-    prefix: tuple[str, ...] = ()
+    namespace: str = ""
 
-    def start(self, command, **environment):
+    @property
+    def prefix(self):
+        """Return the command that runs others on the machine."""
+        return ("ip", "netns", "exec", self.namespace) if self.namespace else ()
+
+    def start(self, command):
         """Start a command on the machine."""
-        variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        variables |= {"GLOO_SOCKET_IFNAME": self.interface, "OMP_WAIT_POLICY": "passive"}
         return subprocess.Popen(
             [*self.prefix, *map(str, command)],
-            env=os.environ | variables | {k: str(v) for k, v in environment.items()},
+            env=os.environ | VARIABLES | {"GLOO_SOCKET_IFNAME": self.interface},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
+
+    def fork(self, arguments, plan, environment, folder):
+        """Start `transduce` on the machine, in a fork of a process that has imported it.
+
+        It writes what it prints into files of the folder.
+        """
+        environment = {name: str(value) for name, value in environment.items()}
+        environment |= VARIABLES | {"GLOO_SOCKET_IFNAME": self.interface}
+        outputs = {}
+        for number in (1, 2):
+            descriptor, outputs[number] = tempfile.mkstemp(dir=folder)
+            os.close(descriptor)
+        arguments = ([str(argument) for argument in arguments], plan, self.namespace)
+        process = FORKED.Process(target=run_planned, args=(*arguments, environment, outputs))
+        process.start()
+        return Forked(process, outputs)
 
 
 class TwoMachines:
@@ -69,6 +136,10 @@ class TwoMachines:
         self.namespaces, name = [], f"transduce-{secrets.token_hex(3)}"
         if not self._add_namespaces(name):
             self.machines = [Machine(f"127.0.0.{i}", "lo") for i in (2, 3)]
+        self.folder = tempfile.TemporaryDirectory()
+        FORKED.set_forkserver_preload(["transduce.cli", "transduce.training.fit"])
+        with mock.patch.dict(os.environ, VARIABLES):
+            forkserver.ensure_running()
         return self
 
     def _add_namespaces(self, name):
@@ -85,12 +156,11 @@ class TwoMachines:
             for command in commands:
                 subprocess.run(["ip", *command.split()], check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError):
-            self.__exit__()
+            self._delete_namespaces()
             self.namespaces = []
             return False
         self.machines = [
-            Machine(f"10.213.7.{i + 1}", ends[i], ("ip", "netns", "exec", space))
-            for i, space in enumerate((a, b))
+            Machine(f"10.213.7.{i + 1}", ends[i], space) for i, space in enumerate((a, b))
         ]
         return True
 
@@ -115,13 +185,17 @@ class TwoMachines:
             slurm = {"SLURM_NTASKS": 2, "SLURM_NNODES": 2, "SLURM_JOB_ID": 1, "SLURM_LOCALID": 0}
             slurm |= {"SLURM_PROCID": rank, "SLURM_NODEID": rank}
             meet = {"MASTER_ADDR": self.machines[0].address, "MASTER_PORT": port}
-            plan = {"PLAN": json.dumps(plans.get(rank, {}))}
             time.sleep(delays[rank])
-            command = [sys.executable, "-c", COMMAND, *arguments]
-            started.append(machine.start(command, **slurm, **meet, **plan))
+            started.append(
+                machine.fork(arguments, plans.get(rank, {}), slurm | meet, self.folder.name)
+            )
         return started
 
     def __exit__(self, *_):
+        self.folder.cleanup()
+        self._delete_namespaces()
+
+    def _delete_namespaces(self):
         for space in self.namespaces:
             subprocess.run(["ip", "netns", "delete", space], capture_output=True)
 
