@@ -60,7 +60,7 @@ ORDER = [
     *("decoding.search", "decoding.stream", "decoding.steps", "decoding.ctc", "decoding.ensemble"),
     *("decoding.generation", "decoding"),
     *("evaluation", "architectures"),
-    *("model.signature", "model.tensors", "model.checkpoint", "model.formats"),
+    *("model.signature", "model.header", "model.tensors", "model.checkpoint", "model.formats"),
     *(
         "model.transcripts",
         "model.inputs",

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from transduce.alphabet import Alphabet
 from transduce.architectures import AnyNetwork, NetworkConfig, Transducer, build_network
-from transduce.audio.features import FeatureSettings, Statistics
-from transduce.audio.outputs import FrameOutputs
-from transduce.data.pairs import Notation
+from transduce.audio.features import FeatureSettings
 from transduce.decoding.ensemble import Ensemble
+from transduce.model.header import read_signature, signature_header
 from transduce.model.signature import Signature
 from transduce.model.tensors import (
     CheckpointError,
@@ -87,14 +85,8 @@ def save_model(model: TrainedModel, path: Path, dtype: torch.dtype | None = None
     header = {
         "network": asdict(model.config),
         "standing": asdict(model.status),  # the key in the files that ship
-        "targets": signature.targets.symbols,
-        "target_notation": asdict(signature.target_notation),
-        "sources": signature.sources and signature.sources.symbols,
-        "source_notation": signature.source_notation and asdict(signature.source_notation),
-        "features": signature.features and asdict(signature.features),
+        **signature_header(signature),
     }
-    if outputs is not None:
-        header["outputs"] = {"features": asdict(outputs.features), "stacking": outputs.stacking}
     write_tensors(path / MODEL_FILE if path.is_dir() else path, tensors, header, "a model")
 
 
@@ -112,7 +104,7 @@ def load_model(path: Path) -> TrainedModel:
             outline = build_network(config, *sizes)
         _check_shapes(outline, shapes)
         tensors, _ = read_tensors(path, "a model")
-        signature = _signature(header, tensors)
+        signature = read_signature(header, tensors)
         network = build_network(config, signature.input_size, signature.output_size)
         status = replace_settings(TrainingStatus(), header["standing"])
         load_network_tensors(network, tensors)
@@ -219,25 +211,6 @@ def _check_shapes(network: nn.Module, shapes: Mapping[str, Shape]) -> None:
     for name, shape in shapes.items():
         if name not in expected and not name.startswith("statistics."):
             raise ValueError(f"{name} {list(shape)} is no tensor of its network")
-
-
-def _signature(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Signature:
-    """Make the signature of a file's header and tensors."""
-    optional: dict[str, Any] = {}
-    if header["sources"] is not None:
-        optional["sources"] = Alphabet(header["sources"])
-    if header["source_notation"] is not None:
-        optional["source_notation"] = Notation(**header["source_notation"])
-    if header["features"] is not None:
-        optional["features"] = replace_settings(FeatureSettings(), header["features"])
-    if "statistics.mean" in tensors:
-        statistics = Statistics(tensors["statistics.mean"], tensors["statistics.deviation"])
-        if (outputs := header.get("outputs")) is None:
-            optional["statistics"] = statistics
-        else:
-            features = replace_settings(FeatureSettings(), outputs["features"])
-            optional["outputs"] = FrameOutputs(features, statistics, outputs["stacking"])
-    return Signature(Alphabet(header["targets"]), Notation(**header["target_notation"]), **optional)
 
 
 def network_tensors(network: nn.Module) -> dict[str, Tensor]:
