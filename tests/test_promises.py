@@ -53,6 +53,8 @@ ORDER = [
     ),
     *("lattice.checks", "lattice.operators", "lattice.loss", "lattice.variants"),
     *("lattice.consistency", "lattice.distillation", "lattice.mixtures", "lattice"),
+    *("graphones.reference", "graphones.segmentation", "graphones.ngram", "graphones.model"),
+    "graphones",
     *("decoding.protocols", "decoding.hypothesis", "decoding.fusion", "decoding.arpa"),
     *("decoding.options", "decoding.problem", "decoding.reference", "decoding.cpu.prediction"),
     *("decoding.cpu.trie", "decoding.cpu.heaps", "decoding.cpu.beam", "decoding.cpu.greedy"),

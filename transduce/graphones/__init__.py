@@ -1,0 +1,1 @@
+"""Joint n-gram models of letters and sounds, which score the outputs of transducers."""

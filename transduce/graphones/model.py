@@ -1,0 +1,191 @@
+"""A joint n-gram model: the probability of a source and its labels together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transduce.graphones.ngram import Automaton, count_ngrams
+from transduce.graphones.reference import MOST_LABELS
+from transduce.graphones.segmentation import Sequences, can_end, graphone_key, segment_pairs
+from transduce.kernels.sentinels import IMPOSSIBLE, NEVER
+from transduce.kernels.simd.options import compiled
+from transduce.lattice.cpu.emissions import log_sum
+
+ORDER = 8
+KEPT = 64  # contexts at one place of a pair; the least probable are dropped
+# ln of the probability of a pair that no graphones make: finite, so that other models can rank it.
+LEAST = -1e5
+
+
+@dataclass(frozen=True, eq=False)
+class JointNGram:
+    """An n-gram model of graphones, and the graphones.
+
+    It gives ln Pr(x, y). For one source x this ranks labels y as Pr(y|x) does.
+    """
+
+    num_symbols: int  # of sources
+    num_labels: int
+    keys: np.ndarray  # [G], of the graphones, ascending
+    automaton: Automaton
+
+    @classmethod
+    def learn(
+        cls,
+        pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+        num_symbols: int,
+        num_labels: int,
+        order: int = ORDER,
+    ) -> JointNGram:
+        """Learn from pairs of source symbols and labels, which are ids from 1."""
+        sources, targets = (Sequences.of(pair[side] for pair in pairs) for side in (0, 1))
+        keys, _, sequences = segment_pairs(sources, targets, num_labels)
+        if not len(keys):
+            raise ValueError(
+                "all pairs have more than two labels for each source symbol, and graphones have at "
+                "most two; give other pairs"
+            )
+        return cls(
+            num_symbols, num_labels, keys, count_ngrams(sequences.not_empty(), len(keys), order)
+        )
+
+    def log_joint(self, source: np.ndarray, labels: np.ndarray) -> float:
+        """Return ln Pr(x, y), where an unknown graphone is taken only if there is no other way."""
+        for unseen in (False, True):
+            found = _log_joint(
+                *(source, labels, self.num_symbols, self.num_labels, self.keys),
+                *self.automaton,
+                unseen,
+                KEPT,
+            )
+            if found > NEVER:
+                return max(float(found), LEAST)
+        return LEAST
+
+    def log_joints(
+        self,
+        frames: Tensor,  # [B, T], ids of source symbols
+        num_frames: Tensor,
+        rows: Tensor,  # [R]
+        labels: Tensor,  # [R, U]
+        num_labels: Tensor,
+    ) -> Tensor:
+        """Return ln Pr(x, y), [R], of each labels with the source rows[r], on their device."""
+        sources, lengths = frames.cpu().numpy(), num_frames.tolist()
+        outputs, device = labels.cpu().numpy(), labels.device
+        found = [
+            self.log_joint(sources[b, : lengths[b]], outputs[r, :length])
+            for r, (b, length) in enumerate(zip(rows.tolist(), num_labels.tolist(), strict=True))
+        ]
+        return torch.tensor(found, dtype=torch.float64, device=device)
+
+
+@compiled
+def _find(symbols, first, last, symbol):
+    """Return the place of the first symbol that is not less, among ascending ones from `first`."""
+    while first < last:
+        middle = (first + last) // 2
+        if symbols[middle] < symbol:
+            first = middle + 1
+        else:
+            last = middle
+    return first
+
+
+@compiled
+def _advance(state, symbol, first_arcs, symbols, log_probs, suffixes, back_off):
+    """Return ln of the probability of a symbol in a state, and the next state.
+
+    A symbol that no state has an arc for is the unknown one.
+    """
+    log_prob = 0.0
+    while True:
+        arc = _find(symbols, first_arcs[state], first_arcs[state + 1], symbol)
+        if arc < first_arcs[state + 1] and symbols[arc] == symbol:
+            # A context of the largest length loses its first symbol.
+            is_state = arc + 1 < len(back_off)
+            return log_prob + log_probs[arc], arc + 1 if is_state else suffixes[arc]
+        log_prob += back_off[state]
+        if state == 0:  # below it all symbols, the end and the unknown symbol are equally probable
+            return log_prob - np.log(first_arcs[1]), 0
+        state = suffixes[state - 1]
+
+
+@compiled
+def _add(states, log_probs, count, state, log_prob):
+    """Add a context to those of a place, or its probability to the same one; return their number.
+
+    If there is no room, it takes the place of the least probable one, or is dropped.
+    """
+    least = 0
+    for k in range(count):
+        if states[k] == state:
+            log_probs[k] = log_sum(log_probs[k], log_prob)
+            return count
+        if log_probs[k] < log_probs[least]:
+            least = k
+    if count < len(states):
+        states[count], log_probs[count] = state, log_prob
+        return count + 1
+    if log_probs[least] < log_prob:
+        states[least], log_probs[least] = state, log_prob
+    return count
+
+
+@compiled
+def _log_joint(
+    source,
+    labels,
+    num_symbols,
+    num_labels,
+    keys,
+    first_arcs,
+    symbols,
+    log_probs,
+    suffixes,
+    back_off,
+    unseen,  # whether graphones that training has not seen may be taken
+    kept,
+):
+    """Return ln of the sum over all ways to cut a pair, IMPOSSIBLE if there is none."""
+    automaton = (first_arcs, symbols, log_probs, suffixes, back_off)
+    T, U, end = len(source), len(labels), len(keys)
+    # The contexts after i source symbols and u labels are in row i % 2.
+    counts = np.zeros((2, U + 1), np.int64)
+    states = np.empty((2, U + 1, kept), np.int64)
+    alpha = np.empty((2, U + 1, kept))
+    # With n-grams of one symbol there is no context but the empty one.
+    states[0, 0, 0], alpha[0, 0, 0] = end + 2 if len(back_off) > 1 else 0, 0.0
+    counts[0, 0] = 1
+    for i in range(T):
+        here, there = i % 2, (i + 1) % 2
+        counts[there] = 0
+        for u in range(U + 1):
+            for count in range(MOST_LABELS + 1 if counts[here, u] else 0):
+                if not can_end(i + 1, u + count, T, U):
+                    continue
+                key = graphone_key(source[i], labels, u, count, num_labels)
+                graphone, price = _find(keys, 0, end, key), 0.0
+                if graphone == end or keys[graphone] != key:
+                    if not unseen:
+                        continue
+                    # One unknown symbol stands for all graphones of this size.
+                    graphone = end + 2
+                    price = -np.log(num_symbols) - count * np.log(num_labels)
+                head = (there, u + count)
+                for k in range(counts[here, u]):
+                    log_prob, following = _advance(states[here, u, k], graphone, *automaton)
+                    log_prob += alpha[here, u, k] + price
+                    counts[head] = _add(
+                        states[head], alpha[head], counts[head], following, log_prob
+                    )
+    total, last = IMPOSSIBLE, T % 2
+    for k in range(counts[last, U]):
+        log_prob, _ = _advance(states[last, U, k], end, *automaton)
+        total = log_sum(total, alpha[last, U, k] + log_prob)
+    return total
