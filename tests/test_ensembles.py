@@ -257,6 +257,92 @@ def test_an_ensemble_searches_in_eval_mode():
     assert first == second and together.training
 
 
+# --- Scorers ------------------------------------------------------------------------------------
+
+
+class Waves:
+    """A scorer whose ln Pr(x, y) is a wave of the frames and the labels, without their padding."""
+
+    def __init__(self, height=4.0, offset=0.0):
+        self.height, self.offset = height, offset
+
+    def log_joint(self, frames, labels):
+        turns = sum((u + 1) * label for u, label in enumerate(labels))
+        return self.height * math.sin(float(frames.sum()) + 7 * turns) + self.offset
+
+    def log_joints(self, frames, num_frames, rows, labels, num_labels):
+        found = [
+            self.log_joint(frames[b, : num_frames[b]], y[:length].tolist())
+            for b, y, length in zip(rows.tolist(), labels, num_labels, strict=True)
+        ]
+        return torch.tensor(found, dtype=torch.float64)
+
+
+def ranked_by_hand(models, scorers, frames, width):
+    """Return what each direction finds, with the mean of all scores, the best first."""
+    num_frames = torch.tensor([len(frames)])
+    groups = [
+        [model for model in models if getattr(model, "backwards", False) == backwards]
+        for backwards in (False, True)
+    ]
+    groups = [Ensemble(group) for group in groups if group]
+    found = set()
+    for group in groups:
+        [best] = search(group, frames[None], num_frames, beam_width=width, n_best=width)
+        found |= {hypothesis.labels for hypothesis in best}
+    scores, logs = dict.fromkeys(found, 0.0), dict.fromkeys(found, 0.0)
+    for labels in found:
+        y = torch.tensor([labels], dtype=torch.int64)
+        for group in groups:
+            batch = batch_of(frames[None], num_frames, y, torch.tensor([len(labels)]))
+            scores[labels] -= len(group.members) * float(group.losses(batch))
+    for scorer in scorers:
+        logs = {labels: scorer.log_joint(frames, labels) for labels in found}
+        total = math.log(sum(map(math.exp, logs.values())))
+        scores = {labels: scores[labels] + logs[labels] - total for labels in found}
+    size = len(models) + len(scorers)
+    return sorted(((score / size, labels) for labels, score in scores.items()), reverse=True)
+
+
+@pytest.mark.parametrize("backwards", [(False, False, False), (True, False, True), (True,)])
+@pytest.mark.parametrize("scorers", [[Waves(30.0)], [Waves(40.0, -700.0), Waves(9.0, 5.0)]])
+def test_scorers_rank_what_the_members_find(backwards, scorers):
+    models = members()[: len(backwards)]
+    for model, is_backwards in zip(models, backwards, strict=True):
+        model.backwards = is_backwards
+    together, (frames, num_frames) = Ensemble(models, scorers=scorers), utterances(5, 0, 3)
+    frames[2, 3:] = 1e3  # padding
+    found = search(together, frames, num_frames, beam_width=6, n_best=4)
+    assert found[1] == (Hypothesis((), 0.0, 0.0, ()),)
+    changed = 0
+    for b in (0, 2):
+        expected = ranked_by_hand(models, scorers, frames[b, : num_frames[b]], 6)
+        assert [h.labels for h in found[b]] == [labels for _, labels in expected[:4]]
+        for h, (score, labels) in zip(found[b], expected, strict=False):
+            assert h.log_prob == h.score == pytest.approx(score, abs=1e-9)
+            assert len(h.timings) == len(labels)
+        [alone] = search(
+            Ensemble(models), frames[[b], : num_frames[b]], num_frames[[b]], beam_width=6
+        )
+        changed += alone[0].labels != found[b][0].labels
+    assert changed
+
+
+def test_scorers_do_not_change_the_loss():
+    models, (frames, num_frames) = members(), utterances(5)
+    batch = batch_of(frames, num_frames, torch.tensor([[1, 2]]), torch.tensor([2]))
+    alone, together = Ensemble(models), Ensemble(models, scorers=[Waves()])
+    assert torch.equal(alone.losses(batch), together.losses(batch))
+
+
+def test_scorers_refuse_a_beam_that_gives_them_one_output():
+    models, (frames, num_frames) = members(), utterances(5, 4)
+    with pytest.raises(ValueError, match="one output to rank; give a wider beam, such as 4"):
+        search(Ensemble(models, scorers=[Waves()]), frames, num_frames, beam_width=1)
+    both = Ensemble([member(), member(backwards=True)], scorers=[Waves()])
+    assert search(both, frames, num_frames, beam_width=1)  # one output of each direction
+
+
 @pytest.mark.parametrize(
     "build, said",
     [

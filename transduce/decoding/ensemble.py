@@ -10,7 +10,8 @@ averages these, and searches with the average.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple, cast
 
@@ -23,7 +24,7 @@ from transduce.data.batches import Batch, Example
 from transduce.decoding.hypothesis import Hypothesis, Labels, Timing
 from transduce.decoding.options import SearchOptions
 from transduce.decoding.problem import Problem
-from transduce.decoding.protocols import State, TransducerModel, rows_of
+from transduce.decoding.protocols import Scorer, State, TransducerModel, rows_of
 from transduce.decoding.search import (
     check_frames,
     check_numbers,
@@ -49,11 +50,16 @@ class Ensemble(nn.Module):
     form such a distribution, and Pr(y|x) is the geometric mean of the two, weighted by their
     numbers of members; summed over all y it is at most one. In a search the forward and the
     backward models rescore each other's N-best lists.
+
+    Scorers, such as joint n-gram models, find no outputs of their own. In a search they rank those
+    that the members have found, and each counts as one member (docs/derivations.md, section 13).
     """
 
     kind, reads_input, has_timings, has_labels = "transducer", True, True, True
 
-    def __init__(self, members: Sequence[TransducerModel]) -> None:
+    def __init__(
+        self, members: Sequence[TransducerModel], *, scorers: Sequence[Scorer] = ()
+    ) -> None:
         super().__init__()
         if not members:
             raise ValueError("an ensemble needs a member; give at least one")
@@ -65,6 +71,7 @@ class Ensemble(nn.Module):
         _check_same("input_size", [network.input_size for network in ours])
         _check_same("num_labels", [network.output.out_features - 1 for network in ours])
         self.members = nn.ModuleList(cast(Sequence[nn.Module], members))
+        self.scorers = tuple(scorers)
         self.eval()
 
     @property
@@ -74,7 +81,7 @@ class Ensemble(nn.Module):
 
     @torch.no_grad()
     def losses(self, batch: Batch) -> Tensor:
-        """Return -ln Pr(y|x) of each sequence in nats, [B]."""
+        """Return -ln Pr(y|x) of each sequence in nats, [B]; scorers have no part in it."""
         for b, length in enumerate(check_frames(batch.frames, batch.num_frames)):
             if length == 0:
                 raise ValueError(f"num_frames[{b}] must be at least 1, not 0")
@@ -91,21 +98,29 @@ class Ensemble(nn.Module):
 
         All live sequences of the beam have the same number of labels. A complete one waits until no
         live one is more probable than the n best complete ones. If members read in both directions,
-        each direction keeps as many as the beam is wide, and both rescore all of them. The timings
-        are the first member's; the confidences are the mean over the members of its direction.
-        Hypotheses are never normalised by length, and there is no fusion.
+        or there are scorers, each direction keeps as many as the beam is wide, and all members and
+        scorers rescore all of them. The timings are the first member's; the confidences are the
+        mean over the members of its direction. Hypotheses are never normalised by length, and there
+        is no fusion.
         """
         if options.fuses:
             raise ValueError("an ensemble has no fusion; leave it out, or give one model")
+        if self.scorers and options.beam_width == len(self.directions) == 1:
+            raise ValueError(
+                "beam_width is 1, so that a joint n-gram model has one output to rank; give a "
+                "wider beam, such as 4"
+            )
         lengths = check_frames(batch.frames, batch.num_frames)
         heard = [b for b, T in enumerate(lengths) if T > 0]
         found: list[tuple[Hypothesis, ...]] = [(Hypothesis((), 0.0, 0.0, ()),) for _ in lengths]
         if not heard:
             return found
         with eval_mode(self):
-            groups = self._groups(batch.frames[heard], batch.num_frames[heard], options.null_bias)
+            inputs = batch.frames[heard], batch.num_frames[heard]
+            groups = self._groups(*inputs, options.null_bias)
             most_labels = [options.max_labels_per_frame * lengths[b] for b in heard]
-            kept = options.n_best if len(groups) == 1 else options.beam_width
+            rescores = len(groups) > 1 or bool(self.scorers)
+            kept = options.beam_width if rescores else options.n_best
             beams = [group.search(most_labels, options.beam_width, kept) for group in groups]
             if bounded := set().union(*(beam.bounded for beam in beams)):
                 warnings.warn(
@@ -115,7 +130,10 @@ class Ensemble(nn.Module):
                     stacklevel=2,
                 )
             complete = [beam.complete for beam in beams]
-            best = complete[0] if len(groups) == 1 else _rescored(groups, complete, options.n_best)
+            best = complete[0]
+            if rescores:
+                scorers = [partial(scorer.log_joints, *inputs) for scorer in self.scorers]
+                best = _rescored(groups, scorers, complete, options.n_best)
             for i, b in enumerate(heard):
                 found[b] = tuple(
                     groups[0].hypothesis(i, one, options.with_timings) for one in best[i]
@@ -243,10 +261,16 @@ def _losses(
 
 def _rescored(
     groups: Sequence[_DirectionGroup],
+    scorers: Sequence[Callable[[Tensor, Tensor, Tensor], Tensor]],
     complete: Sequence[Sequence[Sequence[_Candidate]]],
     n_best: int,
 ) -> list[list[_Candidate]]:
-    """Score all sequences that any group has found with all groups; return the n best of each."""
+    """Score all sequences that any group has found with all groups and scorers, and return the n
+    best of each.
+
+    A scorer has ln Pr(x, y) of rows, labels and their numbers. Normalised over the sequences of an
+    input it is an estimate of ln Pr(y|x), and counts as that of one member.
+    """
     candidates = [
         (b, labels)
         for b, each in enumerate(zip(*complete, strict=True))
@@ -258,10 +282,16 @@ def _rescored(
     labels = pad_sequence(
         [torch.tensor(labels, dtype=torch.int64, device=device) for _, labels in candidates], True
     )
+    log_probs = -_losses(groups, rows, labels, num_labels)
+    if scorers:
+        each = torch.stack([scorer(rows, labels, num_labels).double() for scorer in scorers])
+        of_inputs = torch.split(each, torch.bincount(rows).tolist(), 1)
+        normalised = torch.cat([some.log_softmax(1) for some in of_inputs], 1)
+        size = sum(len(group.columns) for group in groups)
+        log_probs = (size * log_probs + normalised.sum(0)) / (size + len(scorers))
     best: list[list[_Candidate]] = [[] for _ in complete[0]]
-    losses = _losses(groups, rows, labels, num_labels).tolist()
-    for (b, found), loss in zip(candidates, losses, strict=True):
-        best[b].append(_Candidate(b, -loss, found))
+    for (b, found), log_prob in zip(candidates, log_probs.tolist(), strict=True):
+        best[b].append(_Candidate(b, log_prob, found))
     return [sorted(some, key=_most_probable_first)[:n_best] for some in best]
 
 

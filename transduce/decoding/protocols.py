@@ -56,6 +56,15 @@ class TransducerModel(Protocol):
         """The network that reads the labels."""
 
 
+class Scorer(Protocol):
+    """A model of inputs and outputs together, which ranks the outputs that transducers find."""
+
+    def log_joints(
+        self, frames: Tensor, num_frames: Tensor, rows: Tensor, labels: Tensor, num_labels: Tensor
+    ) -> Tensor:
+        """Return ln Pr(x, y), [R], of labels [R, U], each for the input rows[r] of frames."""
+
+
 def parts_of(state: State) -> tuple[Tensor, ...]:
     """Return the tensors of a state."""
     return (state,) if isinstance(state, Tensor) else tuple(state)
