@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -20,6 +21,7 @@ from transduce.architectures import NetworkConfig, Transducer, build_network
 from transduce.audio.features import SPECTROGRAM, Statistics
 from transduce.data.batches import Batch
 from transduce.data.pairs import Notation
+from transduce.graphones.model import JointNGram
 from transduce.model import tensors as module
 from transduce.model.checkpoint import (
     CheckpointError,
@@ -29,6 +31,7 @@ from transduce.model.checkpoint import (
     load_model,
     save_model,
 )
+from transduce.model.joint import JointModel, save_joint
 from transduce.model.signature import Signature
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
 
@@ -212,6 +215,51 @@ def test_an_ensemble_of_files_has_the_networks_of_the_files(tmp_path):
     save_model(model_of("ctc"), tmp_path / "ctc.safetensors")
     with pytest.raises(CheckpointError, match=r"ctc.safetensors is of the kind ctc; an ensemble"):
         load_ensemble([tmp_path / "0.safetensors", tmp_path / "ctc.safetensors"])
+
+
+def joint_of(signature=TEXT):
+    pair = np.array([1, 2]), np.array([1, 2])
+    ngram = JointNGram.learn([pair], len(signature.sources), len(signature.targets))
+    return JointModel(ngram, signature)
+
+
+def test_a_joint_model_among_the_files_ranks_the_outputs_of_the_others(tmp_path):
+    save_model(model_of(), tmp_path / "model.safetensors")
+    save_joint(joint_of(), tmp_path / "n.safetensors")
+    paths = [tmp_path / "n.safetensors", tmp_path]  # in any order, and a folder as well
+    found = load_ensemble(paths)
+    assert isinstance(found.network, Ensemble) and len(found.network.members) == 1
+    [scorer] = found.network.scorers
+    source, labels = np.array([2, 1]), np.array([1])
+    assert scorer.log_joint(source, labels) == joint_of().ngram.log_joint(source, labels)
+    assert load_ensemble([tmp_path]).network.kind == "transducer"
+    assert not isinstance(load_ensemble([tmp_path]).network, Ensemble)
+
+
+def test_joint_models_alone_make_no_ensemble(tmp_path):
+    path = tmp_path / "n.safetensors"
+    save_joint(joint_of(), path)
+    for paths in ([path], [path, path]):
+        with pytest.raises(CheckpointError) as error:
+            load_ensemble(paths)
+        assert str(error.value) == (
+            f"{path} is a joint n-gram model, which ranks the outputs of transducers; give one "
+            "beside it"
+        )
+
+
+def test_a_joint_model_that_does_not_fit_the_others_is_refused(tmp_path):
+    save_joint(joint_of(replace(TEXT, targets=Alphabet(["ü", "AH"]))), tmp_path / "n.safetensors")
+    save_model(model_of(), tmp_path / "text.safetensors")
+    save_model(model_of(signature=SOUND), tmp_path / "sound.safetensors")
+    save_model(model_of("ctc"), tmp_path / "ctc.safetensors")
+    for name, said in (
+        ("text", r"n.safetensors has other target symbols than .*text.safetensors; give runs"),
+        ("sound", r"n.safetensors reads text, and .*sound.safetensors reads sound; an ensemble"),
+        ("ctc", r"ctc.safetensors is of the kind ctc; an ensemble is of transducers"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            load_ensemble([tmp_path / f"{name}.safetensors", tmp_path / "n.safetensors"])
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):

@@ -18,12 +18,15 @@ from torch.overrides import TorchFunctionMode
 from transduce.architectures import AnyNetwork, NetworkConfig, Transducer, build_network
 from transduce.audio.features import FeatureSettings
 from transduce.decoding.ensemble import Ensemble
+from transduce.decoding.protocols import Scorer
 from transduce.model.header import read_signature, signature_header
 from transduce.model.signature import Signature
 from transduce.model.tensors import (
+    JOINT,
     CheckpointError,
     Shape,
     dequantise,
+    is_joint,
     quantise,
     read_header,
     read_tensors,
@@ -122,31 +125,55 @@ def load_model(path: Path) -> TrainedModel:
 
 
 def load_ensemble(paths: Sequence[Path]) -> TrainedModel:
-    """Load the model of one run, or the models of several runs as an ensemble."""
-    models = [load_model(path) for path in paths]
-    if len(models) == 1:
+    """Load the model of one run, or the models of several runs as an ensemble.
+
+    The files of joint n-gram models among them become the ensemble's scorers.
+    """
+    joints = [path for path in paths if is_joint(path)]
+    runs = [path for path in paths if path not in joints]
+    if not runs:
+        raise CheckpointError(
+            f"{joints[0]} is {JOINT}, which ranks the outputs of transducers; give one beside it"
+        )
+    models = [load_model(path) for path in runs]
+    if len(paths) == 1:
         return models[0]
     first, members = models[0], list[Transducer]()
-    for path, model in zip(paths, models, strict=True):
+    for path, model in zip(runs, models, strict=True):
         if not isinstance(model.network, Transducer):
             raise CheckpointError(
                 f"{path} is of the kind {model.config.network}; an ensemble is of transducers, so "
                 "leave it out"
             )
         members.append(model.network)
-        ours, theirs = first.signature.input_kind, model.signature.input_kind
-        if ours != theirs:
-            raise CheckpointError(
-                f"{path} reads {theirs}, and {paths[0]} reads {ours}; an ensemble is of models "
-                "that read the same, so leave one out"
-            )
-        if differs := first.signature.difference(model.signature):
-            raise CheckpointError(
-                f"{path} has other {differs} than {paths[0]}; give runs trained on the same data"
-            )
+        _check_same(runs[0], first.signature, path, model.signature)
+    scorers = [_load_scorer(path, runs[0], first.signature) for path in joints]
     # Each member has its own direction.
     config = replace(first.config, backwards=False)
-    return TrainedModel(Ensemble(members), config, first.signature)
+    return TrainedModel(Ensemble(members, scorers=scorers), config, first.signature)
+
+
+def _load_scorer(path: Path, first: Path, signature: Signature) -> Scorer:
+    """Load a joint n-gram model for an ensemble whose first member has a signature."""
+    from transduce.model.joint import load_joint  # it needs Numba
+
+    joint = load_joint(path)
+    _check_same(first, signature, path, joint.signature)
+    return joint.ngram
+
+
+def _check_same(first: Path, signature: Signature, path: Path, other: Signature) -> None:
+    """Raise CheckpointError if two files of an ensemble have different inputs or outputs."""
+    ours, theirs = signature.input_kind, other.input_kind
+    if ours != theirs:
+        raise CheckpointError(
+            f"{path} reads {theirs}, and {first} reads {ours}; an ensemble is of models that read "
+            "the same, so leave one out"
+        )
+    if differs := signature.difference(other):
+        raise CheckpointError(
+            f"{path} has other {differs} than {first}; give runs trained on the same data"
+        )
 
 
 class _SkipInitialisation(TorchFunctionMode):
