@@ -16,7 +16,7 @@ from transduce.cli.plot import plot
 from transduce.cli.serve import serve
 from transduce.cli.speak import speak
 from transduce.cli.terminal import user_errors
-from transduce.cli.train import demo, recipes, table, train
+from transduce.cli.train import demo, graphones, recipes, table, train
 from transduce.cli.transcribe import phonemize, recognize, transcribe
 from transduce.cli.warm_up import warm_up
 
@@ -27,6 +27,7 @@ __all__ = [
     "evaluate",
     "explore",
     "export",
+    "graphones",
     "inspect",
     "listen",
     "main",
@@ -50,7 +51,7 @@ app = cyclopts.App(
 # --help lists the commands in this order, which is also that of the README.
 COMMANDS: list[Callable[..., None]] = [
     *(demo, phonemize, recognize, align, listen, serve, export, speak),
-    *(inspect, recipes, train, evaluate, transcribe, table),
+    *(inspect, recipes, train, graphones, evaluate, transcribe, table),
     *(plot, explore, warm_up),
 ]
 for place, command in enumerate(COMMANDS):

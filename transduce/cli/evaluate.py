@@ -47,7 +47,7 @@ def evaluate(
     ----------
     run
         The folder of a run, its model.safetensors, or the name of a model that ships. More runs
-        after it make an ensemble.
+        after it make an ensemble, in which files of `transduce graphones` may take part.
     data
         A manifest (.jsonl), sounds with targets in another format (docs/data.md), or a file with a
         source, a tab and a target on each line (.tsv); by default the test set of the run.

@@ -66,6 +66,41 @@ def train(
         fit(settled, folder, resume=resume, validate=validation_error)
 
 
+def graphones(
+    recipe: Path, /, *settings: Settings, output: Path = Path("graphones.safetensors")
+) -> None:
+    """Learn a joint n-gram model of letters and sounds, which ranks the outputs of transducers.
+
+    Example: transduce graphones letters-transducer --data.num_training 2000
+
+    A graphone is a letter with the sounds that it becomes. The model counts which graphones follow
+    each other in the training pairs, in seconds. Name its file beside runs that were trained on the
+    same pairs, in `transduce evaluate RUN FILE PAIRS --beam-width 4` and `transduce transcribe`, or
+    as one of the teachers in --train.teacher.
+
+    Parameters
+    ----------
+    recipe
+        A TOML file, or the name of a recipe. Only its data are read; each of its settings is also
+        an option, such as --data.training pairs.tsv.
+    settings
+        Options that override settings.
+    output
+        The file to write.
+    """
+    with user_errors(), _usage_errors():
+        if not output.absolute().parent.is_dir():
+            raise ValueError(f"--output {output}: there is no folder {output.parent}; make it")
+        data = read_recipe(recipe_file(recipe), _overrides(settings)).data
+        from transduce.model.joint import save_joint  # both need Numba
+        from transduce.training.graphones import learn_graphones
+
+        model = learn_graphones(data)
+        save_joint(model, output)
+        grams = len(model.ngram.automaton.symbols)
+        print(f"{len(model.ngram.keys):,} graphones and {grams:,} n-grams of them are in {output}")
+
+
 def recipes() -> None:
     """List the recipes that ship, which `transduce train` takes by name.
 

@@ -93,7 +93,7 @@ def transcribe(
     ----------
     run
         The folder of a run, its model.safetensors, or the name of a model that ships. More runs
-        after it make an ensemble.
+        after it make an ensemble, in which files of `transduce graphones` may take part.
     files
         Sound files with any usual sample rate, .npy files of frames, manifests (.jsonl), sounds in
         another format (docs/data.md), or text files. Without files, the command reads lines of text

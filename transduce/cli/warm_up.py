@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -114,11 +115,15 @@ def _search() -> None:
 
 
 def _search_by_ensembles() -> None:
+    from transduce.graphones.model import JointNGram  # it needs Numba
+
     config = NetworkConfig(hidden_size=SIZE, prediction_size=SIZE)
     backwards = NetworkConfig(hidden_size=SIZE, prediction_size=SIZE, backwards=True)
     members = [build_network(one, LABELS, LABELS).eval() for one in (config, config, backwards)]
+    ids = np.arange(1, LABELS + 1)
+    scorer = JointNGram.learn([(ids, ids)], LABELS, LABELS)
     for some in (members[:2], members):
-        ensemble = Ensemble(some)  # type: ignore[arg-type]
+        ensemble = Ensemble(some, scorers=[scorer])  # type: ignore[arg-type]
         ensemble.losses(_batch(True))
         ensemble.search(_batch(True), SearchOptions(2))
 
