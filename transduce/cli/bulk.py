@@ -54,7 +54,7 @@ class BulkFlags:
         overwrite: bool,
         resume: bool,
         *,
-        num_gpus: int = 0,
+        num_gpus: int,
     ) -> None:
         """Compute the shards, or with `resume` the rest of them; exit with 1 if an input failed."""
         assert self.shard is not None
