@@ -1,9 +1,11 @@
-"""Teachers of sound: normalisation and features. tests/test_training.py trains with teachers."""
+"""Teachers of sound, and joint n-gram models. tests/test_training.py trains with transducers."""
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from toys import toy_recipe
 
 from transduce.alphabet import Alphabet
 from transduce.architectures import NetworkConfig, build_network
@@ -12,9 +14,13 @@ from transduce.data.batches import Batch
 from transduce.data.pairs import Notation
 from transduce.lattice.distillation import next_label_log_probs
 from transduce.model.checkpoint import TrainedModel, save_model
+from transduce.model.joint import JointModel, load_joint, save_joint
 from transduce.model.signature import Signature
 from transduce.training.checks import TrainingError
-from transduce.training.teachers import load_teachers
+from transduce.training.corpus import read_corpus
+from transduce.training.fit import fit
+from transduce.training.graphones import learn_graphones
+from transduce.training.teachers import RANKED, _key, find_candidates, load_teachers
 
 FEATURES = FeatureSettings(kind="log_mel", num_channels=4, num_deltas=0)
 CONFIG = NetworkConfig(hidden_size=6, prediction_size=6, pooling=2)
@@ -58,3 +64,118 @@ def test_a_teacher_of_other_inputs_is_refused(tmp_path):
     path = teacher_file(tmp_path, TEXT)
     with pytest.raises(TrainingError, match=r"it reads text, and the network to be trained sound"):
         load_teachers([path], SOUND)
+
+
+# --- Joint n-gram models ------------------------------------------------------------------------
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """Return the toy corpus, the file of a transducer for it, and that of its joint n-grams."""
+    data = toy_recipe(tmp_path).data
+    corpus, joint = read_corpus(data), tmp_path / "joint.safetensors"
+    save_joint(learn_graphones(data), joint)
+    torch.manual_seed(0)
+    network = build_network(CONFIG, len(corpus.signature.sources), len(corpus.signature.targets))
+    teacher = TrainedModel(network.eval(), CONFIG, corpus.signature)
+    save_model(teacher, tmp_path / "teacher.safetensors")
+    return corpus, tmp_path / "teacher.safetensors", joint
+
+
+def turned(path):
+    """Write a joint n-gram model with its symbols in the opposite order; return its file."""
+    model = load_joint(path)
+    alphabets = model.signature.sources, model.signature.targets
+    sources, targets = (Alphabet(one.symbols[::-1]) for one in alphabets)
+    corpus = read_corpus(toy_recipe(path.parent).data)
+    pairs = [
+        tuple(
+            np.array(new.encode(old.decode(ids.tolist())))
+            for new, old, ids in zip(
+                (sources, targets), alphabets, (one.frames, one.labels), strict=True
+            )
+        )
+        for one in corpus.training
+    ]
+    ngram = type(model.ngram).learn(pairs, len(sources), len(targets))
+    signature = replace(model.signature, sources=sources, targets=targets)
+    save_joint(JointModel(ngram, signature), path.parent / "turned.safetensors")
+    return path.parent / "turned.safetensors"
+
+
+def test_candidates_are_scored_by_the_mean_of_transducers_and_joint_models(toy):
+    corpus, transducer, joint = toy
+    examples = corpus.training[:6]
+    [alone], ngram = load_teachers([transducer], corpus.signature), load_joint(joint).ngram
+    for path in (joint, turned(joint)):  # it may have its symbols in another order
+        teachers = load_teachers([transducer, path], corpus.signature)
+        for example, found in zip(examples, find_candidates(teachers, examples, CPU), strict=True):
+            batch = Batch.of([example])
+            [outputs] = alone.outputs(batch, RANKED)
+            assert set(found) == {tuple(example.labels.tolist()), *outputs}
+            assert len(outputs) == RANKED  # more than a greedy search finds
+            for labels, score in found.items():
+                y = torch.tensor([labels], dtype=torch.int64)
+                row, length = torch.tensor([0]), torch.tensor([len(labels)])
+                log_likelihood = float(alone.log_likelihoods(batch, row, y, length))
+                log_joint = ngram.log_joint(example.frames.numpy(), y[0].numpy())
+                assert score == pytest.approx((log_likelihood + log_joint) / 2, abs=1e-4)
+
+
+def test_a_student_learns_from_a_transducer_and_a_joint_model(toy, tmp_path):
+    _, transducer, joint = toy
+    recipe = toy_recipe(tmp_path, teacher=(transducer, joint), distillation=0.5, max_epochs=1)
+    recipe = replace(recipe, data=replace(recipe.data, cache=tmp_path / "cache"))
+    fit(recipe, tmp_path / "student", validate=lambda model, examples: 0.0)
+    assert (tmp_path / "student/model.safetensors").is_file()
+    assert list((tmp_path / "cache").glob("candidates-*"))  # which the joint model has scored
+
+
+def test_joint_models_alone_are_no_teachers(toy):
+    corpus, _, joint = toy
+    with pytest.raises(TrainingError, match=r"^train.teacher, .*joint.safetensors: it scores the"):
+        load_teachers([joint, joint], corpus.signature)
+
+
+def test_a_joint_model_of_other_symbols_is_refused(toy):
+    corpus, transducer, joint = toy
+    ours = corpus.signature
+    fewer = replace(ours, targets=Alphabet("ABC"))
+    more = replace(ours, targets=Alphabet("ABCDE"))
+    strange = replace(ours, sources=Alphabet("abcde"))
+    for other, said in (
+        (fewer, "it has a label 'D' that the training data do not have"),
+        (more, "it has no label 'E'; give"),
+        (strange, "it has no source symbol 'e'; give"),
+        (SOUND, "it reads text, and the network to be trained does not; leave it out"),
+    ):
+        with pytest.raises(TrainingError, match=rf"^train.teacher, .*joint.safetensors: {said}"):
+            load_teachers([joint, transducer], other)
+
+
+def test_a_damaged_joint_model_is_an_error_of_training(toy):
+    corpus, transducer, joint = toy
+    model = load_joint(joint)
+    model.ngram.automaton.suffixes[3] = -1
+    save_joint(model, joint)
+    for said in (r"is damaged \(suffixes has", "cannot be read"):
+        with pytest.raises(TrainingError, match=rf"^train.teacher: .*joint.safetensors {said}"):
+            load_teachers([transducer, joint], corpus.signature)
+        joint.write_bytes(joint.read_bytes()[:-100])
+
+
+def test_the_key_of_cached_candidates_depends_on_the_joint_model(toy):
+    corpus, transducer, joint = toy
+    examples = corpus.training[:2]
+    keys = set()
+    for paths in ([transducer], [transducer, joint], [transducer, turned(joint)]):
+        keys.add(_key(load_teachers(paths, corpus.signature), examples))
+    teachers = load_teachers([transducer, joint], corpus.signature)
+    keys.add(_key(teachers, examples))
+    assert len(keys) == 3
+    for table in (teachers[1].ngram.keys, *teachers[1].ngram.automaton):
+        table[1] += 1
+        keys.add(_key(teachers, examples))
+    assert len(keys) == 9

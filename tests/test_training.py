@@ -241,7 +241,8 @@ def test_teachers_of_both_directions_give_what_follows_in_their_candidates(tmp_p
     candidates = find_candidates(teachers, [example], cpu)
     [targets] = candidate_targets([example], candidates, [1.0], 5, backwards)
     weights = {}
-    for labels in {(3, 3, 1), *(teacher.outputs(Batch.of([example]))[0] for teacher in teachers)}:
+    batch = Batch.of([example])
+    for labels in {(3, 3, 1), *(teacher.outputs(batch, 1)[0][0] for teacher in teachers)}:
         one = Batch.of([replace(example, labels=torch.tensor(labels))])
         scores = [-load_model(path).network.losses(one)[0].item() for path in paths]
         weights[labels[:: -1 if backwards else 1]] = math.exp(sum(scores) / 2)

@@ -87,6 +87,7 @@ from transduce.training.teachers import (
     find_candidates,
     label_examples,
     load_teachers,
+    transducers,
 )
 
 METRICS_FILE = "metrics.jsonl"
@@ -566,8 +567,9 @@ class _Run:
         self.progress.say(
             f"computing the next labels that {names} would expect in {len(examples):,} sequences"
         )
-        if all(teacher.backwards == backwards for teacher in self.teachers):
-            targets = exact_targets(self.teachers, examples, shares, device)
+        exact = transducers(self.teachers)
+        if exact == self.teachers and all(one.backwards == backwards for one in exact):
+            targets = exact_targets(exact, examples, shares, device)
         else:
             candidates = find_candidates(self.teachers, given, device, self.recipe.data.cache)
             candidates += [found for _, found in self.labelled]

@@ -6,6 +6,8 @@ once, on the input without augmentation, and serves in every epoch and for every
 A teacher that reads in the other direction does not know the prefixes. Where there is one, all
 teachers together score some candidates: the target, and the output of each teacher's greedy search.
 What follows a prefix is then what follows it in the candidates (docs/derivations.md, section 6).
+A joint n-gram model among the teachers scores the candidates too, and finds none of its own; the
+transducers then find more of them, with a beam.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,12 +34,16 @@ from transduce.lattice.distillation import next_label_log_probs
 from transduce.model.checkpoint import load_model
 from transduce.model.model import FOLDER, model_names
 from transduce.model.signature import Signature
-from transduce.model.tensors import CheckpointError, read_tensors, write_tensors
+from transduce.model.tensors import CheckpointError, is_joint, read_tensors, write_tensors
 from transduce.training.checks import TrainingError
 from transduce.training.loading import load_by_length
 
+if TYPE_CHECKING:  # it needs Numba
+    from transduce.graphones.model import JointNGram
+
 CACHED = "the candidates of teachers"
 CACHE_VERSION = 1  # of the numbers, not of the file
+RANKED = 4  # outputs that each transducer finds if a joint n-gram model scores them
 Candidates = dict[Labels, float]  # outputs with ln Pr(y|x)
 
 
@@ -77,11 +84,15 @@ class Teacher:
         return -self.network.candidate_losses(self._translated(batch), rows, labels, num_labels)
 
     @torch.no_grad()
-    def outputs(self, batch: Batch) -> list[Labels]:
-        """Return what the greedy search finds for each input, in our labels."""
+    def outputs(self, batch: Batch, number: int) -> list[list[Labels]]:
+        """Return the best outputs for each input, in our labels, of a beam of that `number`.
+
+        One output is that of the greedy search.
+        """
         ours = self.labels.argsort().tolist()
-        found = self.network.search(self._translated(batch), SearchOptions(with_timings=False))
-        return [tuple(ours[label] for label in best.labels) for best, *_ in found]
+        options = SearchOptions(number, number, length_normalised=False, with_timings=False)
+        found = self.network.search(self._translated(batch), options)
+        return [[tuple(ours[label] for label in one.labels) for one in best] for best in found]
 
     def _translated(self, batch: Batch) -> Batch:
         """Return a batch of ours in the teacher's ids and with its normalisation."""
@@ -100,28 +111,64 @@ class Teacher:
         return theirs.normalise(as_read)
 
 
-def load_teachers(paths: Sequence[Path], signature: Signature) -> list[Teacher]:
+@dataclass(frozen=True, eq=False)
+class JointTeacher:
+    """A joint n-gram model, and its ids for the symbols of the network that learns from it."""
+
+    ngram: JointNGram
+    labels: Tensor  # [K+1], from our ids to its
+    sources: Tensor  # the same for source symbols
+
+    def log_likelihoods(
+        self, batch: Batch, rows: Tensor, labels: Tensor, num_labels: Tensor
+    ) -> Tensor:
+        """Return ln Pr(x, y), [R], of labels [R, U], each for the input rows[r] of the batch."""
+        frames, labels = self.sources[batch.frames.cpu()], self.labels[labels.cpu()]
+        found = self.ngram.log_joints(frames, batch.num_frames, rows, labels, num_labels)
+        return found.to(batch.frames.device)
+
+
+Teachers = Sequence[Teacher | JointTeacher]
+
+
+def load_teachers(paths: Sequence[Path], signature: Signature) -> Teachers:
     """Load the teachers of a network with a signature; raise TrainingError if one does not fit."""
-    return [_load_teacher(path, signature) for path in paths]
+    teachers = [
+        _load_joint_teacher(path, signature) if is_joint(path) else _load_teacher(path, signature)
+        for path in paths
+    ]
+    if teachers and not transducers(teachers):
+        raise TrainingError(
+            f"train.teacher, {paths[0]}: it scores the outputs of transducers; name one beside it"
+        )
+    return teachers
+
+
+def transducers(teachers: Teachers) -> list[Teacher]:
+    """Return the teachers that are transducers."""
+    return [teacher for teacher in teachers if isinstance(teacher, Teacher)]
 
 
 def find_candidates(
-    teachers: Sequence[Teacher],
+    teachers: Teachers,
     examples: Sequence[Example],
     device: torch.device,
     cache: Path | None = None,
 ) -> list[Candidates]:
     """Return the candidates of each example, with the teachers' mean ln Pr(y|x).
 
-    They are its labels, if there are any, and the outputs of the teachers' greedy searches. `cache`
-    is a folder that several runs may share; each set of examples has a file in it.
+    Of a joint n-gram model the mean has ln Pr(x, y), so that only differences have a meaning.
+
+    They are its labels, if there are any, and the outputs of the teachers' searches: greedy ones,
+    or if there is a joint n-gram model, the RANKED best ones of a beam. `cache` is a folder that
+    several runs may share; each set of examples has a file in it.
     """
     path = None if cache is None else cache / f"candidates-{_key(teachers, examples)}.safetensors"
     if path is not None and path.is_file():
         with suppress(CheckpointError):  # an incomplete copy
             return _read_candidates(path)
     found: list[Candidates] = [{}] * len(examples)
-    with _on_device(teachers, device):
+    with _on_device(transducers(teachers), device):
         for ids, batch in load_by_length(examples, device):
             for i, candidates in zip(ids, _candidates(teachers, batch), strict=True):
                 found[i] = candidates
@@ -212,16 +259,18 @@ def _on_device(teachers: Sequence[Teacher], device: torch.device) -> Iterator[No
     networks.cpu()
 
 
-def _candidates(teachers: Sequence[Teacher], batch: Batch) -> list[Candidates]:
+def _candidates(teachers: Teachers, batch: Batch) -> list[Candidates]:
     """Return the candidates of each input of a batch."""
     found: list[Candidates] = [{} for _ in batch.pairs]
     rows, num_labels = batch.labels.tolist(), batch.num_labels.tolist()
     for candidates, row, length in zip(found, rows, num_labels, strict=True):
         if length:
             candidates[tuple(row[:length])] = 0.0
-    for teacher in teachers:
-        for candidates, labels in zip(found, teacher.outputs(batch), strict=True):
-            candidates[labels] = 0.0
+    finders = transducers(teachers)
+    number = 1 if len(finders) == len(teachers) else RANKED
+    for transducer in finders:
+        for candidates, outputs in zip(found, transducer.outputs(batch, number), strict=True):
+            candidates |= dict.fromkeys(outputs, 0.0)
     flat = [(b, labels) for b, candidates in enumerate(found) for labels in candidates]
     lengths = [len(labels) for _, labels in flat]
     padded = np.zeros((len(flat), max(lengths)), np.int64)
@@ -242,21 +291,31 @@ def _candidates(teachers: Sequence[Teacher], batch: Batch) -> list[Candidates]:
     return found
 
 
-def _key(teachers: Sequence[Teacher], examples: Sequence[Example]) -> str:
+def _key(teachers: Teachers, examples: Sequence[Example]) -> str:
     """Return a hash of all that candidates depend on."""
     key = hashlib.sha256(str([CACHE_VERSION, len(teachers), len(examples)]).encode())
     for teacher in teachers:
-        key.update(str(teacher.backwards).encode())
-        known = [s for s in (teacher.ours.statistics, teacher.theirs.statistics) if s is not None]
-        of_input = [t for s in known for t in (s.mean, s.deviation)]
-        if teacher.sources is not None:
-            of_input.append(teacher.sources)
-        for tensor in (*of_input, teacher.labels, *teacher.network.state_dict().values()):
-            key.update(tensor.cpu().contiguous().numpy().tobytes())
+        for array in _arrays(teacher):
+            key.update(array.tobytes())
     for example in examples:
         key.update(str((example.num_frames, example.num_labels)).encode())
         key.update(example.frames.numpy().tobytes() + example.labels.numpy().tobytes())
     return key.hexdigest()
+
+
+def _arrays(teacher: Teacher | JointTeacher) -> Iterator[np.ndarray]:
+    """Yield all that a teacher's candidates depend on."""
+    if isinstance(teacher, JointTeacher):
+        yield from (teacher.labels.numpy(), teacher.sources.numpy())
+        yield from (teacher.ngram.keys, *teacher.ngram.automaton)
+        return
+    yield np.array(teacher.backwards)
+    known = [s for s in (teacher.ours.statistics, teacher.theirs.statistics) if s is not None]
+    of_input = [t for s in known for t in (s.mean, s.deviation)]
+    if teacher.sources is not None:
+        of_input.append(teacher.sources)
+    for tensor in (*of_input, teacher.labels, *teacher.network.state_dict().values()):
+        yield tensor.cpu().contiguous().numpy()
 
 
 def _write_candidates(path: Path, candidates: Sequence[Candidates]) -> None:
@@ -307,14 +366,35 @@ def _load_teacher(path: Path, ours: Signature) -> Teacher:
             f"{where}: it has other features; set data.features to those of its config.toml, or "
             "give a teacher that was trained on these"
         )
+    return Teacher(model.network, ours, theirs, _label_ids(theirs, ours, where), sources)
+
+
+def _load_joint_teacher(path: Path, ours: Signature) -> JointTeacher:
+    """Load a joint n-gram model from its file."""
+    from transduce.model.joint import load_joint  # it needs Numba
+
+    where = f"train.teacher, {path}"
+    try:
+        model = load_joint(path)
+    except CheckpointError as error:
+        raise TrainingError(f"train.teacher: {error}") from None
+    if ours.sources is None or model.signature.sources is None:
+        raise TrainingError(
+            f"{where}: it reads text, and the network to be trained does not; leave it out"
+        )
+    sources = _ids(model.signature.sources, ours.sources, "source symbol", where)
+    return JointTeacher(model.ngram, _label_ids(model.signature, ours, where), sources)
+
+
+def _label_ids(theirs: Signature, ours: Signature, where: str) -> Tensor:
+    """Return the teacher's id of each of our labels; raise TrainingError if it has others."""
     for symbol in theirs.targets.symbols:
         if symbol not in ours.targets.symbols:
             raise TrainingError(
                 f"{where}: it has a label {symbol!r} that the training data do not have; give a "
                 "teacher with the same labels"
             )
-    labels = _ids(theirs.targets, ours.targets, "label", where)
-    return Teacher(model.network, ours, theirs, labels, sources)
+    return _ids(theirs.targets, ours.targets, "label", where)
 
 
 def _ids(theirs: Alphabet, ours: Alphabet, what: str, where: str) -> Tensor:
