@@ -1,10 +1,11 @@
 """Write a model as it ships: in int8, in fewer steps than int8 has, and with a null bias.
 
-`python tools/pack_model.py RUN FILE [--steps 127] [--null-bias 0]`, such as
+`python tools/pack_model.py RUN FILE [--steps 127] [--null-bias 0] [--average RUN]`, such as
 `python tools/pack_model.py runs/deep-transducer english-phone-recogniser.safetensors --steps 63
 --null-bias -0.6`. The largest weight of a row has at most so many steps. Fewer steps make the file
 no smaller, but a wheel, which is compressed. The null bias is added to the bias of null in the
-output layer, so that every search has it.
+output layer, so that every search has it. `--average` takes the mean of the weights of two runs, of
+which one began with the weights of the other.
 """
 
 from __future__ import annotations
@@ -33,16 +34,29 @@ def pack(network: Transducer, steps: int, null_bias: float) -> None:
             weights.copy_((weights / scale).round() * scale)
 
 
+@torch.no_grad()
+def average(network: Transducer, other: Transducer) -> None:
+    """Set the weights to the mean of those of two networks."""
+    for ours, theirs in zip(network.parameters(), other.parameters(), strict=True):
+        ours.copy_((ours + theirs) / 2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("file", type=Path)
     parser.add_argument("--steps", type=int, default=127)
     parser.add_argument("--null-bias", type=float, default=0.0)
+    parser.add_argument("--average", type=Path, metavar="RUN")
     arguments = parser.parse_args()
     model = load_model(arguments.run)
     if not isinstance(model.network, Transducer):
         parser.error(f"{arguments.run} is of the kind {model.config.network}; give a transducer")
+    if arguments.average is not None:
+        other = load_model(arguments.average)
+        if not isinstance(other.network, Transducer) or other.config != model.config:
+            parser.error(f"{arguments.average} has other settings of the network; give one alike")
+        average(model.network, other.network)
     pack(model.network, arguments.steps, arguments.null_bias)
     save_model(model, arguments.file, torch.int8)
     content = arguments.file.read_bytes()
