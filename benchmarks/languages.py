@@ -4,7 +4,8 @@
 `python benchmarks/languages.py sigmorphon2020-g2p dev 1 runs/languages-1 'runs/own-{}'`. A run with
 {} in its name stands for one run for each language, trained on that language alone; {} becomes the
 language's code, such as kor. The models vote on their outputs: for each word, the output with the
-highest sum of ln Pr(y|x) over all models wins.
+highest sum of ln Pr(y|x) over all models wins. A run may also be the file of a joint n-gram model,
+such as 'runs/joint-{}.safetensors'; it votes with ln Pr(x, y), and has no outputs of its own.
 """
 
 from __future__ import annotations
@@ -23,35 +24,51 @@ from transduce.data.dictionaries import read_sigmorphon
 from transduce.data.pairs import Pair, Splits, Symbols
 from transduce.decoding.options import SearchOptions
 from transduce.evaluation import nearest_error_rate
+from transduce.model.joint import JointModel, load_joint
 from transduce.model.model import Model, batches_of, load, search_examples
+from transduce.model.tensors import is_joint
 
 
 def main() -> None:
     if len(sys.argv) < 5:
         sys.exit(__doc__)
     folder, split, width, *runs = sys.argv[1:]
-    of_all = [load(run).to(DEVICE) for run in runs if "{}" not in run]
+    of_all = [_load(run) for run in runs if "{}" not in run]
     rates: dict[str, list[float]] = {}
     for language, together in groupby(_pairs(folder, "all", split), lambda pair: pair.name[:3]):
         pairs = list(together)
         words = [(model, model.signature.examples(pairs, with_labels=False)) for model in of_all]
         for run in runs:
             if "{}" in run:
-                model = load(run.format(language)).to(DEVICE)
+                model = _load(run.format(language))
                 alone = _pairs(folder, language, split)
                 words.append((model, model.signature.examples(alone, with_labels=False)))
-        outputs = [_outputs(model, examples, int(width)) for model, examples in words]
+        outputs = [
+            _outputs(model, examples, int(width))
+            for model, examples in words
+            if isinstance(model, Model)
+        ]
         chosen = _vote(words, outputs)
         rates[language] = [_wrong(one, pairs) for one in (*outputs, chosen)]
         print(language, *(f"{rate:.1f}" for rate in rates[language]), file=sys.stderr)
+    with_outputs = [
+        run
+        for run in sorted(runs, key=lambda run: "{}" in run)
+        if not is_joint(Path(run.format(next(iter(rates)))))
+    ]
     means = [sum(column) / len(rates) for column in zip(*rates.values(), strict=True)]
     print(machine())
     show(
         f"{split}, word errors, %, width {width}",
-        ["language", *(Path(run).name for run in sorted(runs, key=lambda r: "{}" in r)), "vote"],
+        ["language", *(Path(run).name for run in with_outputs), "vote"],
         [[language, *(f"{rate:.1f}" for rate in row)] for language, row in rates.items()]
         + [["mean", *(f"{mean:.2f}" for mean in means)]],
     )
+
+
+def _load(run: str) -> Model | JointModel:
+    """Load a run onto the device, or the file of a joint n-gram model."""
+    return load_joint(Path(run)) if is_joint(Path(run)) else load(run).to(DEVICE)
 
 
 def _pairs(folder: str, language: str, split: str) -> Sequence[Pair]:
@@ -73,7 +90,8 @@ def _wrong(outputs: Sequence[Symbols], pairs: Sequence[Pair]) -> float:
 
 
 def _vote(
-    words: Sequence[tuple[Model, Sequence[Example]]], outputs: Sequence[Sequence[Symbols]]
+    words: Sequence[tuple[Model | JointModel, Sequence[Example]]],
+    outputs: Sequence[Sequence[Symbols]],
 ) -> list[Symbols]:
     """Return, for each word, the output to which all models together give the highest score."""
     different = [sorted({y for y in some if y}) or [()] for some in zip(*outputs, strict=True)]
@@ -88,11 +106,14 @@ def _vote(
 
 @torch.no_grad()
 def _log_likelihoods(
-    model: Model, examples: Sequence[Example], candidates: Sequence[tuple[int, Symbols]]
+    model: Model | JointModel,
+    examples: Sequence[Example],
+    candidates: Sequence[tuple[int, Symbols]],
 ) -> torch.Tensor:
     """Return ln Pr(y|x) of each candidate, which is the number of an example and an output y.
 
-    A candidate with a symbol that the model lacks has -1000, so that it loses the vote.
+    A joint n-gram model has ln Pr(x, y). A candidate with a symbol that the model lacks has -1000,
+    so that it loses the vote.
     """
     known = set(model.signature.targets.symbols)
     found = torch.full((len(candidates),), -1000.0, dtype=torch.float64)
@@ -101,6 +122,10 @@ def _log_likelihoods(
         replace(examples[i], labels=torch.tensor(model.signature.targets.encode(y)))
         for i, y in (candidates[row] for row in rows)
     ]
+    if isinstance(model, JointModel):
+        for row, one in zip(rows, labelled, strict=True):
+            found[row] = model.ngram.log_joint(one.frames.numpy(), one.labels.numpy())
+        return found
     model.network.eval()
     for ids, batch in batches_of(model, labelled):
         found[[rows[i] for i in ids]] = -model.network.losses(batch).double().cpu()
