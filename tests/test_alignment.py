@@ -19,12 +19,18 @@ from transduce.alignment import align as align_module
 from transduce.alignment import detours
 from transduce.alignment.align import Aligner, Task, check_aligns
 from transduce.alignment.boundaries import Boundaries, Edge, boundaries, hmm_of
-from transduce.alignment.detours import Detour, LabelPath
+from transduce.alignment.detours import CONTEXT, Detour, LabelPath
 from transduce.alignment.long import FEW_PHONES, _split_at_other_sound, find_stretches
 from transduce.alignment.phone_hmm import shipped_hmm
 from transduce.alignment.pronunciations import Lexicon, spelling, split_words
 from transduce.alignment.result import AlignedPhone, AlignedWord, Alignment
-from transduce.alignment.variants import _between, choose_pronunciations
+from transduce.alignment.variants import (
+    _between,
+    _choice,
+    _improved,
+    _moves,
+    choose_pronunciations,
+)
 from transduce.architectures import NetworkConfig, build_network
 from transduce.audio import windows
 from transduce.audio.sound import read_wave
@@ -142,6 +148,31 @@ def test_the_chosen_pronunciations_are_the_most_probable_ones(exact):
                 assert other <= found + 1e-4
         num_best += found >= max(ways.values()) - 1e-4
     assert num_best >= 11  # even in these lattices of noise
+
+
+class OneChange:
+    """A path of ones: a two makes it more probable, the later the more, and several less."""
+
+    def __init__(self, labels=()):
+        self.labels = labels
+        places = [place for place, label in enumerate(labels) if label == 2]
+        self.log_likelihood = 1.0 + places[0] if len(places) == 1 else -float(len(places))
+
+    def with_labels(self, labels):
+        return OneChange(labels)
+
+    def gains(self, detours):
+        changed = [OneChange(one.applied_to(self.labels)) for one in detours]
+        return torch.tensor([one.log_likelihood - self.log_likelihood for one in changed])
+
+
+def test_of_changes_that_are_worse_together_the_best_is_made():
+    ones = (1,) * 3 * CONTEXT
+    words = [[ones, (2, *ones)] for _ in range(5)]
+    first = _choice(words, [0] * 5, OneChange())
+    better = _improved(words, first, _moves(words, first.variants, 1, set(range(5))))
+    assert better.variants == (0, 0, 0, 0, 1)
+    assert _improved(words, better, _moves(words, better.variants, 1, {0, 1, 2, 3})) is None
 
 
 # --- Text ---
@@ -415,6 +446,9 @@ def test_the_boundary_function_gets_the_sound_of_its_stretch(singer, monkeypatch
     [(samples, seconds, _)] = asked
     assert torch.equal(samples, wave) and seconds == len(wave) / RATE
     asked.clear()
+    # The singer has learnt melodies of a second, and misses notes of long windows.
+    monkeypatch.setattr(windows, "LONGEST", 3.0)
+    monkeypatch.setattr(windows, "SEARCHED", 2.0)
     monkeypatch.setattr(align_module, "SHORT", 1.0)
     transduce.align(singer, wave, phones=list("ABCDE" * 8))
     assert sum(len(samples) for samples, _, _ in asked) == pytest.approx(len(wave), rel=0.01)

@@ -89,7 +89,7 @@ def test_the_model_reads_no_further_back_than_its_order(tmp_path):
     assert log10_probs(model, [3, 3, 3, 1, 2]) == log10_probs(model, [2, 1, 2])
     unigrams = "\\data\\\nngram 1=3\n\\1-grams:\n-0.3 A\n-0.6 B\n-1.2 C\n\\end\\\n"
     model = read_arpa(written(tmp_path, unigrams), AB)
-    assert model.order == 1
+    assert model.order == 1 and model.start() == model.advance((), 2) == ()
     assert log10_probs(model, []) == log10_probs(model, [2, 1]) == pytest.approx([-0.3, -0.6, -1.2])
 
 

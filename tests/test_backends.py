@@ -1,4 +1,4 @@
-"""Arguments that are no tensors: every public function names the first of them."""
+"""The choice of a backend; and of arguments that are no tensors, the first is named."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import torch
 
 import transduce
 from transduce import SearchOptions
+from transduce.kernels.backends import resolve
 
 f, g, labels = torch.zeros(1, 3, 4), torch.zeros(1, 3, 4), torch.ones(1, 2, dtype=torch.int64)
 lengths = {"num_frames": torch.tensor([3]), "num_labels": torch.tensor([2])}
@@ -53,6 +54,19 @@ DOORS = {
     "PredictionNetwork": (network.prediction_network, {"labels": labels}),
     "PeepholeLSTM": (transduce.PeepholeLSTM(4, 3), {"x": f, "lengths": torch.tensor([3])}),
 }  # fmt: skip
+
+
+def test_a_backend_is_that_of_the_tensors_device_or_the_one_asked_for():
+    cpu, cuda, mps = map(torch.device, ("cpu", "cuda", "mps"))
+    assert [resolve("auto", device) for device in (cpu, cuda)] == ["cpu", "cuda"]
+    assert [resolve("reference", device) for device in (cpu, cuda, mps)] == ["reference"] * 3
+    assert (resolve("cpu", cpu), resolve("cuda", cuda)) == ("cpu", "cuda")
+    for device in (cuda, mps):
+        with pytest.raises(ValueError, match=f"'cpu' needs tensors on the CPU; .* on {device}"):
+            resolve("cpu", device)
+    for device in (cpu, mps):
+        with pytest.raises(ValueError, match=f"'cuda' needs tensors on a GPU; .* on {device}"):
+            resolve("cuda", device)
 
 
 @pytest.mark.parametrize("door", DOORS)

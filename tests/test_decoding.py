@@ -126,7 +126,7 @@ def assert_same(found, expected, tolerance):
 
 @pytest.mark.filterwarnings(MET)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("seed", slow_except({0, 1}, range(4)))
+@pytest.mark.parametrize("seed", slow_except({0}, range(4)))
 @pytest.mark.parametrize("width", [1, 2, 9, 60])
 @pytest.mark.parametrize("null, sharpness", [(1.0, 10.0), (-1.0, 4.0), (4.0, 30.0)])
 def test_batches_find_what_the_sequential_loop_finds(null, sharpness, width, seed, backend):
@@ -484,7 +484,9 @@ def test_the_greedy_search_decodes_an_utterance_as_it_does_alone():
 
 
 @pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
-@pytest.mark.parametrize("layers, null", [(1, 2.0), (2, 2.0), (3, 2.0), (2, -2.0)])
+@pytest.mark.parametrize(
+    "layers, null", slow_except({0, 3}, [(1, 2.0), (2, 2.0), (3, 2.0), (2, -2.0)])
+)
 def test_the_compiled_greedy_search_finds_what_tensor_operations_do(double, layers, null):
     """More utterances than are searched in step, with more labels than states are kept for."""
     torch.manual_seed(0)
@@ -505,6 +507,39 @@ def test_the_compiled_greedy_search_finds_what_tensor_operations_do(double, laye
             assert (ours.labels, ours.frames) == (one.labels, one.frames)
             assert ours.log_prob == pytest.approx(one.log_prob, rel=1e-9 if double else 1e-4)
             assert ours.num_bounded == one.num_bounded
+
+
+def test_the_greedy_search_goes_on_when_its_states_are_full(monkeypatch):
+    """Run by Python, where a place outside of a table is an error."""
+    for name in ("_search_block", "_search_share"):
+        monkeypatch.setattr(greedy, name, getattr(greedy, name).py_func)
+
+    def search_shares(_, arguments):
+        for share in range(len(arguments[1]) - 1):
+            greedy._search_share(share, *arguments)
+
+    monkeypatch.setattr(greedy, "_search_shares", search_shares)
+    network = PredictionNetwork(5, 5)  # after a label it expects the next, and null after some
+    for weights in network.parameters():
+        weights.zero_()
+    layer = network.lstm.layers[0]
+    gates = layer.biases.view(4, 5)  # input, forget, state, output
+    gates[0], gates[1], gates[3] = 10.0, -10.0, 10.0
+    layer.input_weights.view(4, 5, 5)[2] = 10 * torch.eye(5)
+    network.output.weight[1:] = 40 * torch.eye(5).roll(1, 0)
+    network.output.weight[NULL] = torch.tensor([0.0, 10.0, 35.0, 20.0, 30.0])
+    torch.manual_seed(0)
+    num_kept = 0
+    for bound in (4, 6):
+        transcriptions = [4 * torch.randn(T, 6) for T in (4, 3, 4)]
+        for some in (transcriptions, transcriptions[:1]):
+            problem = Problem(some, network, None, 6, SearchOptions(max_labels_per_frame=bound))
+            found = greedy.greedy_searches(problem)
+            for ours, one in zip(found, reference.greedy_searches(problem), strict=True):
+                assert (ours.labels, ours.frames) == (one.labels, one.frames)
+                assert ours.log_prob == pytest.approx(one.log_prob, rel=1e-4)
+                num_kept += len(ours.labels) if ours.num_bounded else 0
+    assert num_kept > 20
 
 
 def test_the_greedy_search_stops_at_its_bound():

@@ -375,6 +375,9 @@ def test_the_command_writes_the_folder_and_says_what_sherpa_onnx_lacks(tmp_path)
         "pred_rnn_layers": "1",
         "pred_hidden": "4",
     }
+    export_onnx(load_model(tmp_path / "model.safetensors"), tmp_path / "whole")  # not in int8
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "new/out" / path.name).read_bytes()
     again = transduce("export", "model.safetensors", "--output", "new/out", folder=tmp_path)
     assert again.returncode == 1
     assert again.stderr == (

@@ -136,8 +136,10 @@ def test_partial_results_grow_into_the_final_one(folder, monkeypatch):
     done = listened(SAMPLES.tobytes(), *options, folder=folder, monkeypatch=monkeypatch)
     *partials, final = [json.loads(line) for line in done.stdout.splitlines()]
     symbols = [phone["symbol"] for phone in final["phones"]]
-    stable = []
+    stable, told = [], {}
     for partial in partials:
+        assert partial != told | {"stable": []}  # it says something new
+        told = partial
         stable += [phone["symbol"] for phone in partial["stable"]]
         assert stable == symbols[: len(stable)]
         assert set(partial) == {"type", "stable", "unstable", "endpoint"}
@@ -146,6 +148,7 @@ def test_partial_results_grow_into_the_final_one(folder, monkeypatch):
             assert phone["confidence"] == round(phone["confidence"], 4)
             assert phone["peak"] == round(phone["peak"], 3)
     assert len(stable) > 3 and any(partial["unstable"] for partial in partials)
+    assert not all(partial["stable"] for partial in partials)
 
 
 @pytest.mark.slow

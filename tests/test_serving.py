@@ -386,6 +386,15 @@ def test_a_batch_has_jobs_of_one_model_and_one_kind_up_to_its_frames(models):
     assert batcher.num_frames == 0
 
 
+def test_a_refused_client_is_told_how_long_the_queue_will_take(models):
+    batcher = Batcher(models, Limits(), Metrics())
+    assert batcher.retry_seconds() == 1  # nothing has been computed yet
+    batcher.done_frames, batcher.busy_seconds = 100, 20.0
+    for waiting, seconds in ((0, 1), (4, 1), (31, 7), (100, 20), (1000, 30)):
+        batcher.num_frames = waiting
+        assert batcher.retry_seconds() == seconds
+
+
 def test_only_an_idle_thread_waits_for_more_jobs(models):
     batcher = Batcher(models, Limits(batch_wait=5.0), Metrics())
     old = Job("letters", SearchOptions(), ["a"], 1, since=time.monotonic() - 6)

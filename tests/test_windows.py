@@ -174,3 +174,9 @@ def test_joined_hypotheses_are_distinct():
     assert sorted(h.labels for h in found) == [(1,), (1, 2), (1, 2, 2)]
     [same] = [h for h in found if h.labels == (1, 2)]
     assert same.log_prob == max(one.log_prob + two.log_prob, both.log_prob + empty.log_prob)
+
+
+def test_of_equally_probable_joined_hypotheses_that_of_the_first_rank_is_kept():
+    ones = [Hypothesis(labels, -1.0, -1.0, frames) for labels, frames in (((1,), (3,)), ((), ()))]
+    found = join_hypotheses(ones, ones[::-1], 5, 4, length_normalised=False)
+    assert [(h.labels, h.frames) for h in found] == [((1,), (3,)), ((1, 1), (3, 8)), ((), ())]

@@ -47,6 +47,7 @@ OUT_OF_REACH = re.compile(
 # Tests of modules that no test file is named after or imports, and that others reach.
 TESTS = {
     "lstm/": ["lstm", "networks"],
+    "lattice/cpu/detours": ["alignment"],
     "lattice/cpu/": ["lattice", "lattice_loss", "rnnt_loss", "distillation"],
     "lattice/": ["lattice", "lattice_loss", "variants"],
     "decoding/cpu/": ["decoding", "stream_search"],
@@ -55,8 +56,10 @@ TESTS = {
     "kernels/": ["backends"],
     "audio/": ["features", "audio_stream"],
     "alignment/": ["phone_hmm", "alignment"],
-    "data/": ["manifest", "corpus"],
-    "model/": ["model", "transcripts"],
+    "data/": ["manifest", "corpus", "kinds"],
+    "graphones/": ["graphones"],
+    "model/formats": ["alignment", "serving"],
+    "model/": ["model", "transcripts", "checkpoint"],
     "training/": ["training", "recipe"],
     "analysis/": ["analysis"],
     "export/": ["export"],
@@ -487,7 +490,7 @@ def main() -> None:
             result = checkout.result(bug, arguments.seconds)
             kind = result.partition(" by ")[0]
             results[kind] = results.get(kind, 0) + 1
-            line = f"{result}: {bug.describe(source)} "
+            line = f"{result}: {bug.describe(source)}"
             print(f"{number}/{len(chosen)} {time.monotonic() - began:.0f} s {line}", flush=True)
             if kind != "found" and arguments.report is not None:
                 with arguments.report.open("a") as report:
