@@ -311,7 +311,7 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
-@pytest.mark.parametrize("of", [letters, speech, frames, backwards])
+@pytest.mark.parametrize("of", slow_except({1}, [letters, speech, frames, backwards]))
 def test_figures_of_all_kinds_of_input_are_drawn(draw, of, tmp_path):
     save_figure(draw(*of()), tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").read_bytes().startswith(b"<?xml")

@@ -250,6 +250,7 @@ for (B, T, U), D, options in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads the process's memory from /proc")
 def test_a_step_of_a_mixture_uses_the_predicted_memory(set_num_threads):
     set_num_threads(1)

@@ -37,6 +37,7 @@ def test_a_compiled_training_step_has_the_same_numbers(backend):
         assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_still_says_what_is_wrong():
     model, frames, num_frames, labels, num_labels = problem()
     torch.compiler.reset()

@@ -89,6 +89,7 @@ def test_samples_have_the_probabilities_of_the_model():
     assert_close(outputs[is_second].std(), torch.tensor(deviation), rtol=0.03, atol=0)
 
 
+@pytest.mark.slow
 def test_a_lower_temperature_scales_the_deviations_and_sharpens_the_weights():
     network = planted(null=logit(0.1), logits=(0.0, 1.0), means=(-9.0, -9.0, 9.0, 9.0))
     one, half = (

@@ -12,6 +12,7 @@ import torch
 from commands import ROOT, transduce
 from datasets import NAMES, TEXTS, WRITERS, encoded, samples, write_manifest, write_shards
 from safetensors.torch import load_file
+from slow import slow_except
 
 from transduce.audio.cache import FrameReader
 from transduce.audio.windows import sound_seconds
@@ -113,7 +114,7 @@ def test_the_same_sounds_share_a_cache_whatever_the_format(data, name, tmp_path)
     assert len(list(tmp_path.iterdir())) == 4 + parts
 
 
-@every_kind
+@pytest.mark.parametrize("name", slow_except({0, 6}, KINDS))
 def test_a_network_is_trained_evaluated_and_asked_for_transcripts(
     data, name, run, expected, tmp_path
 ):

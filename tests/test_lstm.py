@@ -607,6 +607,7 @@ def test_packed_int8_weights_give_the_bits_of_float32(H):
         assert packed_types(packed) == [("int8", "int8")] * 2
 
 
+@pytest.mark.slow
 def test_each_matrix_of_another_form_stays_in_float32():
     lstm = in_int8(PeepholeLSTM(12, 20, 2))
     with torch.no_grad():

@@ -47,7 +47,7 @@ def test_the_operator_is_registered_as_it_behaves(kind, with_gradients):
 
 
 @pytest.mark.parametrize("dtype", slow_except({0}, [torch.float32, torch.bfloat16]))
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", slow_except({1}, KINDS.values()), ids=KINDS)
 def test_the_backward_operator_is_registered_as_it_behaves(kind, dtype):
     tensors = [None if t is None else t.detach() for t in arguments(**kind, dtype=dtype)]
     output, h, s, gates, states, exact = lstm_layer(*tensors, "cpu", True)
@@ -78,7 +78,8 @@ def tensor_cores_on_the_cpu(monkeypatch):
         H = tensors[7].shape[2]
         gates = gates.unflatten(3, (4, -1))[..., :H].flatten(3)
         output = output[..., :H].flatten(2).float()
-        return cpu.backward(*tensors, output, gates, states[..., :H], with_x)
+        # A view with other strides would compile the kernel once more.
+        return cpu.backward(*tensors, output, gates, states[..., :H].contiguous(), with_x)
 
     monkeypatch.setattr(operators, "tf32_enabled", lambda: True)
     monkeypatch.setattr(tensor_cores, "fits", lru_cache(lambda H, D, size, device: True))

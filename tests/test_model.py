@@ -15,6 +15,7 @@ import pytest
 import soundfile
 import torch
 from safetensors import safe_open
+from slow import slow_except
 from test_cli import transduce as command
 
 import transduce
@@ -388,7 +389,7 @@ def waves(count):
 
 
 @pytest.mark.parametrize("kind", ["text", "sound"])
-@pytest.mark.parametrize("backend", ["eager", "cpu"])
+@pytest.mark.parametrize("backend", slow_except({1}, ["eager", "cpu"]))
 @pytest.mark.parametrize("options", [{}, {"beam_width": 4, "n_best": 3}], ids=["greedy", "beam"])
 def test_a_model_called_from_many_threads_gives_its_output_alone(
     pronouncer, monkeypatch, kind, backend, options

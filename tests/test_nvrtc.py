@@ -40,7 +40,7 @@ LATTICES += [(40, dtype, H200) for dtype in (torch.float64, torch.float16, torch
 LATTICES += [(40, torch.bfloat16, A100), (40, torch.bfloat16, T4)]
 
 
-@pytest.mark.parametrize("num_labels, dtype, capability", slow_except({1, 10}, LATTICES))
+@pytest.mark.parametrize("num_labels, dtype, capability", slow_except({1}, LATTICES))
 def test_the_lattice_compiles(num_labels, dtype, capability):
     threads, per_thread = lattice.threads_for(num_labels)
     options = lattice.options(dtype, threads, per_thread)
@@ -73,7 +73,7 @@ ROUNDED += [(64, 320, torch.float32, A100), (3, 700, torch.float32, A100)]
 ROUNDED += [(64, 320, torch.float32, B200)]
 
 
-@pytest.mark.parametrize("B, H, dtype, capability", slow_except({1, 6}, ROUNDED))
+@pytest.mark.parametrize("B, H, dtype, capability", slow_except({1}, ROUNDED))
 @pytest.mark.parametrize("parts", [1, 4], ids=["forward", "back"])
 def test_the_lstm_on_tensor_cores_compiles(parts, B, H, dtype, capability):
     P, room = tensor_cores.padded(H), SHARED[capability]
@@ -92,7 +92,7 @@ def test_the_search_compiles(capability):
 
 
 @pytest.mark.parametrize("K1, L, H", slow_except({0}, [(40, 1, 128), (2, 3, 5), (5001, 2, 640)]))
-@pytest.mark.parametrize("capability", [H200, T4])
+@pytest.mark.parametrize("capability", slow_except({0}, [(H200,), (T4,)]))
 def test_the_search_of_batches_compiles(capability, K1, L, H):
     code = nvrtc.compile_cuda(utterances.SOURCE, utterances.options(K1, L, H), capability)
     assert all(name.encode() in code for name in utterances.NAMES)

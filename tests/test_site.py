@@ -289,6 +289,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_site_builds_strictly_and_loads_nothing_from_the_net(site):
     loading = re.compile(
         r'<(?:script|img|iframe|source)\b[^>]*\bsrc="?https?:|<link\b[^>]*rel="?stylesheet"?[^>]*https?:'
@@ -301,6 +302,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_the_net(site):
         assert not re.search(r"(?:@import|url\()\s*[\"']?https?:", style.read_text()), style
 
 
+@pytest.mark.slow
 def test_the_page_of_the_paper_has_every_formula_beside_its_code(site):
     page = (site / "paper-in-code.html").read_text()
     for number in range(1, 23):
@@ -309,6 +311,7 @@ def test_the_page_of_the_paper_has_every_formula_beside_its_code(site):
     assert len(re.findall(r'<span class="hll"', page)) >= 22
 
 
+@pytest.mark.slow
 def test_the_page_of_settings_has_each_with_its_comment(site):
     page = (site / "settings.html").read_text()
     for name in setting_names(Recipe()):
@@ -319,6 +322,7 @@ def test_the_page_of_settings_has_each_with_its_comment(site):
     assert comments["language"].startswith("of sigmorphon, such as kor")
 
 
+@pytest.mark.slow
 def test_links_into_the_repository_lead_to_pages_of_the_site(site):
     page = (site / "architecture.html").read_text()
     assert 'href="source/transduce/lattice/reference.py.html"' in page
