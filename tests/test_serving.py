@@ -965,6 +965,12 @@ def test_streams_are_finished_when_the_server_stops(models):
         assert answers[-1]["type"] == "final" and stream.close_code == 1012
         expected = models["live"](pcm(0.5), beam_width=4, with_timings=True)
         assert answers[-1]["text"] == str(expected) and service.is_drained
+
+
+def test_a_stream_that_opens_while_the_server_stops_is_told_so(models, monkeypatch):
+    with started(models) as service, serving(service) as address:
+        monkeypatch.setattr(type(service), "is_drained", False)  # as while others are in flight
+        service.drain()
         with opened(address) as late:
             assert "stopping" in json.loads(late.recv(20))["error"]["message"]
 
