@@ -14,6 +14,7 @@ from transduce.graphones.reference import MOST_LABELS
 from transduce.graphones.segmentation import Sequences, can_end, graphone_key, segment_pairs
 from transduce.kernels.sentinels import IMPOSSIBLE, NEVER
 from transduce.kernels.simd.options import compiled
+from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 from transduce.lattice.cpu.emissions import log_sum
 
 ORDER = 8
@@ -55,17 +56,10 @@ class JointNGram:
         )
 
     def log_joint(self, source: np.ndarray, labels: np.ndarray) -> float:
-        """Return ln Pr(x, y), where an unknown graphone is taken only if there is no other way."""
-        for unseen in (False, True):
-            found = _log_joint(
-                *(source, labels, self.num_symbols, self.num_labels, self.keys),
-                *self.automaton,
-                unseen,
-                KEPT,
-            )
-            if found > NEVER:
-                return max(float(found), LEAST)
-        return LEAST
+        """Return ln Pr(x, y) of one pair."""
+        frames, y = (torch.from_numpy(ids.astype(np.int64))[None] for ids in (source, labels))
+        lengths = (torch.tensor([len(source)]), torch.tensor([0]), y, torch.tensor([len(labels)]))
+        return float(self.log_joints(frames, *lengths))
 
     def log_joints(
         self,
@@ -75,14 +69,18 @@ class JointNGram:
         labels: Tensor,  # [R, U]
         num_labels: Tensor,
     ) -> Tensor:
-        """Return ln Pr(x, y), [R], of each labels with the source rows[r], on their device."""
-        sources, lengths = frames.cpu().numpy(), num_frames.tolist()
-        outputs, device = labels.cpu().numpy(), labels.device
-        found = [
-            self.log_joint(sources[b, : lengths[b]], outputs[r, :length])
-            for r, (b, length) in enumerate(zip(rows.tolist(), num_labels.tolist(), strict=True))
-        ]
-        return torch.tensor(found, dtype=torch.float64, device=device)
+        """Return ln Pr(x, y), [R], of each labels with the source rows[r], on their device.
+
+        An unknown graphone is taken only if there is no other way.
+        """
+        batch = (frames, num_frames, rows, labels, num_labels)
+        pairs = tuple(part.cpu().contiguous().numpy() for part in batch)
+        found = np.empty(len(labels))
+        model = (self.num_symbols, self.num_labels, self.keys, *self.automaton)
+        T, U = (lengths.numpy() for lengths in (num_frames[rows].cpu(), num_labels.cpu()))
+        rows_of_shares, starts = shares_of(T * (U + 1), num_threads())
+        _score_shares(team(len(starts) - 1), (rows_of_shares, starts, pairs, model, KEPT, found))
+        return torch.from_numpy(found).to(labels.device)
 
 
 @compiled
@@ -103,37 +101,49 @@ def _advance(state, symbol, first_arcs, symbols, log_probs, suffixes, back_off):
 
     A symbol that no state has an arc for is the unknown one.
     """
-    log_prob = 0.0
-    while True:
-        arc = _find(symbols, first_arcs[state], first_arcs[state + 1], symbol)
-        if arc < first_arcs[state + 1] and symbols[arc] == symbol:
+    log_prob, following = 0.0, -1
+    while following < 0:
+        # As `_find` does: a call with arrays counts references, here in the innermost loop.
+        first, last = first_arcs[state], first_arcs[state + 1]
+        while first < last:
+            middle = (first + last) // 2
+            if symbols[middle] < symbol:
+                first = middle + 1
+            else:
+                last = middle
+        if first < first_arcs[state + 1] and symbols[first] == symbol:
+            log_prob += log_probs[first]
             # A context of the largest length loses its first symbol.
-            is_state = arc + 1 < len(back_off)
-            return log_prob + log_probs[arc], arc + 1 if is_state else suffixes[arc]
-        log_prob += back_off[state]
-        if state == 0:  # below it all symbols, the end and the unknown symbol are equally probable
-            return log_prob - np.log(first_arcs[1]), 0
-        state = suffixes[state - 1]
+            following = first + 1 if first + 1 < len(back_off) else suffixes[first]
+        else:
+            log_prob += back_off[state]
+            if state == 0:  # below it all symbols, the end and the unknown one are alike
+                log_prob -= np.log(first_arcs[1])
+                following = 0
+            else:
+                state = suffixes[state - 1]
+    return log_prob, following
 
 
 @compiled
-def _add(states, log_probs, count, state, log_prob):
+def _add(states, log_probs, row, u, count, state, log_prob):
     """Add a context to those of a place, or its probability to the same one; return their number.
 
     If there is no room, it takes the place of the least probable one, or is dropped.
     """
-    least = 0
+    least, same = 0, -1
     for k in range(count):
-        if states[k] == state:
-            log_probs[k] = log_sum(log_probs[k], log_prob)
-            return count
-        if log_probs[k] < log_probs[least]:
+        if states[row, u, k] == state:
+            same = k
+        if log_probs[row, u, k] < log_probs[row, u, least]:
             least = k
-    if count < len(states):
-        states[count], log_probs[count] = state, log_prob
-        return count + 1
-    if log_probs[least] < log_prob:
-        states[least], log_probs[least] = state, log_prob
+    if same >= 0:
+        log_probs[row, u, same] = log_sum(log_probs[row, u, same], log_prob)
+    elif count < states.shape[2]:
+        states[row, u, count], log_probs[row, u, count] = state, log_prob
+        count += 1
+    elif log_probs[row, u, least] < log_prob:
+        states[row, u, least], log_probs[row, u, least] = state, log_prob
     return count
 
 
@@ -153,7 +163,6 @@ def _log_joint(
     kept,
 ):
     """Return ln of the sum over all ways to cut a pair, IMPOSSIBLE if there is none."""
-    automaton = (first_arcs, symbols, log_probs, suffixes, back_off)
     T, U, end = len(source), len(labels), len(keys)
     # The contexts after i source symbols and u labels are in row i % 2.
     counts = np.zeros((2, U + 1), np.int64)
@@ -164,7 +173,8 @@ def _log_joint(
     counts[0, 0] = 1
     for i in range(T):
         here, there = i % 2, (i + 1) % 2
-        counts[there] = 0
+        for u in range(U + 1):
+            counts[there, u] = 0
         for u in range(U + 1):
             for count in range(MOST_LABELS + 1 if counts[here, u] else 0):
                 if not can_end(i + 1, u + count, T, U):
@@ -177,15 +187,40 @@ def _log_joint(
                     # One unknown symbol stands for all graphones of this size.
                     graphone = end + 2
                     price = -np.log(num_symbols) - count * np.log(num_labels)
-                head = (there, u + count)
                 for k in range(counts[here, u]):
-                    log_prob, following = _advance(states[here, u, k], graphone, *automaton)
+                    state, v = states[here, u, k], u + count
+                    log_prob, following = _advance(
+                        state, graphone, first_arcs, symbols, log_probs, suffixes, back_off
+                    )
                     log_prob += alpha[here, u, k] + price
-                    counts[head] = _add(
-                        states[head], alpha[head], counts[head], following, log_prob
+                    counts[there, v] = _add(
+                        states, alpha, there, v, counts[there, v], following, log_prob
                     )
     total, last = IMPOSSIBLE, T % 2
     for k in range(counts[last, U]):
-        log_prob, _ = _advance(states[last, U, k], end, *automaton)
+        log_prob, _ = _advance(
+            states[last, U, k], end, first_arcs, symbols, log_probs, suffixes, back_off
+        )
         total = log_sum(total, alpha[last, U, k] + log_prob)
     return total
+
+
+@compiled
+def _score_rows(share, rows_of_shares, starts, pairs, model, kept, found):
+    """Fill ln of the probability of the pairs of a share."""
+    frames, num_frames, rows, labels, num_labels = pairs
+    for r in rows_of_shares[starts[share] : starts[share + 1]]:
+        b = rows[r]
+        source, y = frames[b, : num_frames[b]], labels[r, : num_labels[r]]
+        found[r] = _log_joint(source, y, *model, False, kept)
+        if found[r] <= NEVER:
+            found[r] = _log_joint(source, y, *model, True, kept)
+        found[r] = max(found[r], LEAST)
+
+
+_share_rows = sharing(_score_rows)
+
+
+@compiled
+def _score_shares(team, arguments):
+    _share_rows(team, arguments)
