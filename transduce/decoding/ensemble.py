@@ -279,19 +279,24 @@ def _rescored(
     device = groups[0].columns[0].f.device
     rows = torch.tensor([b for b, _ in candidates], device=device)
     num_labels = torch.tensor([len(labels) for _, labels in candidates], device=device)
-    labels = pad_sequence(
+    padded = pad_sequence(
         [torch.tensor(labels, dtype=torch.int64, device=device) for _, labels in candidates], True
     )
-    log_probs = -_losses(groups, rows, labels, num_labels)
+    if len(groups) == 1:  # its search has the probabilities
+        known = [{one.labels: one.log_prob for one in some} for some in complete[0]]
+        found = [known[b][labels] for b, labels in candidates]
+        log_probs = torch.tensor(found, dtype=torch.float64, device=device)
+    else:
+        log_probs = -_losses(groups, rows, padded, num_labels).double()
     if scorers:
-        each = torch.stack([scorer(rows, labels, num_labels).double() for scorer in scorers])
+        each = torch.stack([scorer(rows, padded, num_labels).double() for scorer in scorers])
         of_inputs = torch.split(each, torch.bincount(rows).tolist(), 1)
         normalised = torch.cat([some.log_softmax(1) for some in of_inputs], 1)
         size = sum(len(group.columns) for group in groups)
         log_probs = (size * log_probs + normalised.sum(0)) / (size + len(scorers))
     best: list[list[_Candidate]] = [[] for _ in complete[0]]
-    for (b, found), log_prob in zip(candidates, log_probs.tolist(), strict=True):
-        best[b].append(_Candidate(b, log_prob, found))
+    for (b, sequence), log_prob in zip(candidates, log_probs.tolist(), strict=True):
+        best[b].append(_Candidate(b, log_prob, sequence))
     return [sorted(some, key=_most_probable_first)[:n_best] for some in best]
 
 
