@@ -103,18 +103,12 @@ def _advance(state, symbol, first_arcs, symbols, log_probs, suffixes, back_off):
     """
     log_prob, following = 0.0, -1
     while following < 0:
-        # As `_find` does: a call with arrays counts references, here in the innermost loop.
-        first, last = first_arcs[state], first_arcs[state + 1]
-        while first < last:
-            middle = (first + last) // 2
-            if symbols[middle] < symbol:
-                first = middle + 1
-            else:
-                last = middle
-        if first < first_arcs[state + 1] and symbols[first] == symbol:
-            log_prob += log_probs[first]
+        last = first_arcs[state + 1]
+        arc = _find(symbols, first_arcs[state], last, symbol)
+        if arc < last and symbols[arc] == symbol:
+            log_prob += log_probs[arc]
             # A context of the largest length loses its first symbol.
-            following = first + 1 if first + 1 < len(back_off) else suffixes[first]
+            following = arc + 1 if arc + 1 < len(back_off) else suffixes[arc]
         else:
             log_prob += back_off[state]
             if state == 0:  # below it all symbols, the end and the unknown one are alike
