@@ -216,6 +216,12 @@ def test_a_kind_that_is_switched_on_does_not_change_what_the_others_draw(noises,
     assert len(set(map(tuple, alone.values()))) == len(KINDS)
 
 
+def test_the_range_of_speeds_has_that_of_an_unchanged_sound():
+    assert SoundAugment(slowest=0.8).speeds == (1.0, 1.0)  # no speed is changed
+    assert SoundAugment(speed=0.1, slowest=0.8, fastest=0.9).speeds == (0.8, 1.0)
+    assert SoundAugment(speed=0.1, slowest=1.2, fastest=1.3).speeds == (1.0, 1.3)
+
+
 def test_amounts_are_within_their_bounds(noises):
     wave = torch.from_numpy(tone(440))
     speeds, gains = [], []

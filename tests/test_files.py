@@ -2,6 +2,7 @@
 
 import errno
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,20 @@ def test_a_folder_that_cannot_be_written_whole_is_not_written(tmp_path, monkeypa
         write_folder_by_rename(tmp_path / "out", {"a": b"1", "b": b"2"})
     assert failure.value.filename == str(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch):
+    make = Path.mkdir
+
+    def fail(path, *arguments, **options):
+        if path.name.endswith(".unfinished"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        make(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(OSError, match="No space") as failure:
+        write_folder_by_rename(tmp_path / "out", {"a": b"1"})
+    assert failure.value.filename == str(tmp_path / "out")
 
 
 def test_a_folder_is_written_with_all_its_files(tmp_path):

@@ -202,6 +202,21 @@ def test_a_set_without_a_readable_sound_ends_with_the_first_error(tmp_path):
         loaded(loader, 0, [[0, 1]])
 
 
+def test_a_sound_of_another_sample_rate_is_refused_unless_it_may_be_converted(tmp_path):
+    corpus = read_corpus(sound_recipe(tmp_path).data)
+    rate = corpus.signature.features.sample_rate
+    for file in tmp_path.glob("*.wav"):
+        soundfile.write(file, np.zeros(4 * rate), 2 * rate)
+    augmenter = Augmenter(SoundAugment(gain=1e-30), rate, 0)
+    with pytest.raises(DataError, match=f"has {2 * rate} samples a second"):
+        loaded(Loader(corpus.training, corpus.signature, augmenter), 0, [[0]])
+    ((frames, _, _),) = loaded(
+        Loader(corpus.training, corpus.signature, augmenter, convert=True), 0, [[0]]
+    )
+    step = corpus.signature.features.shift
+    assert frames.shape[1] == pytest.approx(2 / step, abs=3)
+
+
 def test_no_more_is_read_than_will_soon_be_wanted(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "FRAMES_AHEAD", 1)
     corpus = read_corpus(unread(sound_recipe(tmp_path)).data)

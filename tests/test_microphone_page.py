@@ -156,7 +156,8 @@ def test_pages_of_other_sites_may_not_record(live):
     assert error.value.response.status_code == 403
 
 
-def test_a_model_that_needs_the_whole_sound_does_not_stream(tmp_path):
+def test_a_model_that_needs_the_whole_sound_does_not_stream(live, tmp_path):
+    assert live[0].description()["streams"] is True
     explorer = Explorer(sound_model(), sound_pairs(tmp_path), "whole")
     assert explorer.description()["streams"] is False
     with serving(explorer) as address, opened(address) as socket:
