@@ -24,9 +24,9 @@ from transduce.data.dictionaries import read_sigmorphon
 from transduce.data.pairs import Pair, Splits, Symbols
 from transduce.decoding.options import SearchOptions
 from transduce.evaluation import nearest_error_rate
-from transduce.model.joint import JointModel, load_joint
+from transduce.model.joint_ngram import JointNGramModel, load_joint_ngram
 from transduce.model.model import Model, batches_of, load, search_examples
-from transduce.model.tensors import is_joint
+from transduce.model.tensors import is_joint_ngram
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
     with_outputs = [
         run
         for run in sorted(runs, key=lambda run: "{}" in run)
-        if not is_joint(Path(run.format(next(iter(rates)))))
+        if not is_joint_ngram(Path(run.format(next(iter(rates)))))
     ]
     means = [sum(column) / len(rates) for column in zip(*rates.values(), strict=True)]
     print(machine())
@@ -66,9 +66,9 @@ def main() -> None:
     )
 
 
-def _load(run: str) -> Model | JointModel:
+def _load(run: str) -> Model | JointNGramModel:
     """Load a run onto the device, or the file of a joint n-gram model."""
-    return load_joint(Path(run)) if is_joint(Path(run)) else load(run).to(DEVICE)
+    return load_joint_ngram(Path(run)) if is_joint_ngram(Path(run)) else load(run).to(DEVICE)
 
 
 def _pairs(folder: str, language: str, split: str) -> Sequence[Pair]:
@@ -90,7 +90,7 @@ def _wrong(outputs: Sequence[Symbols], pairs: Sequence[Pair]) -> float:
 
 
 def _vote(
-    words: Sequence[tuple[Model | JointModel, Sequence[Example]]],
+    words: Sequence[tuple[Model | JointNGramModel, Sequence[Example]]],
     outputs: Sequence[Sequence[Symbols]],
 ) -> list[Symbols]:
     """Return, for each word, the output to which all models together give the highest score."""
@@ -106,7 +106,7 @@ def _vote(
 
 @torch.no_grad()
 def _log_likelihoods(
-    model: Model | JointModel,
+    model: Model | JointNGramModel,
     examples: Sequence[Example],
     candidates: Sequence[tuple[int, Symbols]],
 ) -> torch.Tensor:
@@ -122,7 +122,7 @@ def _log_likelihoods(
         replace(examples[i], labels=torch.tensor(model.signature.targets.encode(y)))
         for i, y in (candidates[row] for row in rows)
     ]
-    if isinstance(model, JointModel):
+    if isinstance(model, JointNGramModel):
         for row, one in zip(rows, labelled, strict=True):
             found[row] = model.ngram.log_joint(one.frames.numpy(), one.labels.numpy())
         return found

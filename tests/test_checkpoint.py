@@ -31,7 +31,7 @@ from transduce.model.checkpoint import (
     load_model,
     save_model,
 )
-from transduce.model.joint import JointModel, save_joint
+from transduce.model.joint_ngram import JointNGramModel, save_joint_ngram
 from transduce.model.signature import Signature
 from transduce.networks import PredictionNetwork, TranscriptionNetwork
 
@@ -220,12 +220,12 @@ def test_an_ensemble_of_files_has_the_networks_of_the_files(tmp_path):
 def joint_of(signature=TEXT):
     pair = np.array([1, 2]), np.array([1, 2])
     ngram = JointNGram.learn([pair], len(signature.sources), len(signature.targets))
-    return JointModel(ngram, signature)
+    return JointNGramModel(ngram, signature)
 
 
 def test_a_joint_model_among_the_files_ranks_the_outputs_of_the_others(tmp_path):
     save_model(model_of(), tmp_path / "model.safetensors")
-    save_joint(joint_of(), tmp_path / "n.safetensors")
+    save_joint_ngram(joint_of(), tmp_path / "n.safetensors")
     paths = [tmp_path / "n.safetensors", tmp_path]  # in any order, and a folder as well
     found = load_ensemble(paths)
     assert isinstance(found.network, Ensemble) and len(found.network.members) == 1
@@ -238,7 +238,7 @@ def test_a_joint_model_among_the_files_ranks_the_outputs_of_the_others(tmp_path)
 
 def test_joint_models_alone_make_no_ensemble(tmp_path):
     path = tmp_path / "n.safetensors"
-    save_joint(joint_of(), path)
+    save_joint_ngram(joint_of(), path)
     for paths in ([path], [path, path]):
         with pytest.raises(CheckpointError) as error:
             load_ensemble(paths)
@@ -249,7 +249,9 @@ def test_joint_models_alone_make_no_ensemble(tmp_path):
 
 
 def test_a_joint_model_that_does_not_fit_the_others_is_refused(tmp_path):
-    save_joint(joint_of(replace(TEXT, targets=Alphabet(["ü", "AH"]))), tmp_path / "n.safetensors")
+    save_joint_ngram(
+        joint_of(replace(TEXT, targets=Alphabet(["ü", "AH"]))), tmp_path / "n.safetensors"
+    )
     save_model(model_of(), tmp_path / "text.safetensors")
     save_model(model_of(signature=SOUND), tmp_path / "sound.safetensors")
     save_model(model_of("ctc"), tmp_path / "ctc.safetensors")

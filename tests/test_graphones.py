@@ -14,14 +14,20 @@ from transduce.data.pairs import Notation
 from transduce.graphones import model as module
 from transduce.graphones import reference
 from transduce.graphones.model import LEAST, JointNGram, _advance
-from transduce.graphones.ngram import count_ngrams
+from transduce.graphones.ngram import estimate_ngrams
 from transduce.graphones.segmentation import Sequences, segment_pairs
 from transduce.model.checkpoint import load_model
-from transduce.model.joint import JointModel, load_joint, save_joint
+from transduce.model.joint_ngram import JointNGramModel, load_joint_ngram, save_joint_ngram
 from transduce.model.signature import Signature
-from transduce.model.tensors import JOINT, CheckpointError, is_joint, read_tensors, write_tensors
+from transduce.model.tensors import (
+    JOINT_NGRAM,
+    CheckpointError,
+    is_joint_ngram,
+    read_tensors,
+    write_tensors,
+)
 from transduce.training.checks import TrainingError
-from transduce.training.graphones import learn_graphones
+from transduce.training.joint_ngram import learn_joint_ngram
 
 NUM_SYMBOLS, NUM_LABELS = 3, 4
 SIGNATURE = Signature(
@@ -144,7 +150,7 @@ def sequences_of(longest, seed=1, count=60, num_symbols=4):
 
 def automaton_of(sequences, order, num_symbols=4):
     joined = Sequences.of(np.array(sequence) for sequence in sequences)
-    return count_ngrams(joined, num_symbols, order)
+    return estimate_ngrams(joined, num_symbols, order)
 
 
 def state_after(context, automaton, num_symbols=4):
@@ -276,13 +282,15 @@ def test_padding_counts_for_nothing():
 
 @pytest.fixture
 def path(tmp_path):
-    save_joint(JointModel(joint_of(pairs_of(longest=8), 8), SIGNATURE), tmp_path / "n.safetensors")
+    save_joint_ngram(
+        JointNGramModel(joint_of(pairs_of(longest=8), 8), SIGNATURE), tmp_path / "n.safetensors"
+    )
     return tmp_path / "n.safetensors"
 
 
 def test_a_file_keeps_the_model(path):
-    before, found = joint_of(pairs_of(longest=8), 8), load_joint(path)
-    assert is_joint(path) and found.signature.difference(SIGNATURE) is None
+    before, found = joint_of(pairs_of(longest=8), 8), load_joint_ngram(path)
+    assert is_joint_ngram(path) and found.signature.difference(SIGNATURE) is None
     assert (found.ngram.keys == before.keys).all()
     assert (found.ngram.num_symbols, found.ngram.num_labels) == (NUM_SYMBOLS, NUM_LABELS)
     for table, same in zip(found.ngram.automaton, before.automaton, strict=True):
@@ -293,27 +301,27 @@ def test_a_file_keeps_the_model(path):
 
 @pytest.mark.parametrize("order, longest", [(1, 5), (2, 5), (8, 1), (8, 12)])
 def test_models_of_every_order_are_read_again(tmp_path, order, longest):
-    model = JointModel(joint_of(pairs_of(longest=longest), order), SIGNATURE)
-    save_joint(model, tmp_path / "n.safetensors")
-    found = load_joint(tmp_path / "n.safetensors").ngram
+    model = JointNGramModel(joint_of(pairs_of(longest=longest), order), SIGNATURE)
+    save_joint_ngram(model, tmp_path / "n.safetensors")
+    found = load_joint_ngram(tmp_path / "n.safetensors").ngram
     assert found.log_joint(ids(3), ids(4)) == model.ngram.log_joint(ids(3), ids(4))
 
 
 def changed(path, **tables):
     """Write a file again with other tables; None leaves one out."""
-    tensors, header = read_tensors(path, JOINT)
+    tensors, header = read_tensors(path, JOINT_NGRAM)
     del header["kind"], header["version"]
     tensors = {name: table for name, table in (tensors | tables).items() if table is not None}
-    write_tensors(path, tensors, header, JOINT)
+    write_tensors(path, tensors, header, JOINT_NGRAM)
 
 
 def tables_of(path):
-    return read_tensors(path, JOINT)[0]
+    return read_tensors(path, JOINT_NGRAM)[0]
 
 
 def refused(path, said):
     with pytest.raises(CheckpointError, match=said) as error:
-        load_joint(path)
+        load_joint_ngram(path)
     message = str(error.value)
     assert str(path) in message and "\n" not in message and message.endswith("; learn it again")
 
@@ -392,7 +400,7 @@ def test_random_damage_never_ends_the_process(path):
             other[place] = other[source] + int(draw.integers(-1, 2))
         changed(path, **tables | {name: other})
         try:
-            ngram = load_joint(path).ngram
+            ngram = load_joint_ngram(path).ngram
         except CheckpointError:
             continue
         for source, labels in arrays(pairs_of(count=5)):
@@ -400,27 +408,27 @@ def test_random_damage_never_ends_the_process(path):
 
 
 def test_a_damaged_header_is_refused(path):
-    tensors, header = read_tensors(path, JOINT)
+    tensors, header = read_tensors(path, JOINT_NGRAM)
     del header["kind"], header["version"]
     for name, value in [("sources", None), ("targets", [1, 2]), ("sources", "aa")]:
-        write_tensors(path, tensors, header | {name: value}, JOINT)
+        write_tensors(path, tensors, header | {name: value}, JOINT_NGRAM)
         refused(path, "is damaged")
-    write_tensors(path, tensors, {k: v for k, v in header.items() if k != "targets"}, JOINT)
+    write_tensors(path, tensors, {k: v for k, v in header.items() if k != "targets"}, JOINT_NGRAM)
     refused(path, "is damaged")
 
 
 def test_another_kind_of_file_is_named(path, tmp_path):
-    assert not is_joint(tmp_path) and not is_joint(tmp_path / "nowhere")
+    assert not is_joint_ngram(tmp_path) and not is_joint_ngram(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"n.safetensors is a joint n-gram model, not a mod"):
         load_model(path)
     write_tensors(path, tables_of(path), {}, "a model")
-    assert not is_joint(path)
+    assert not is_joint_ngram(path)
     with pytest.raises(CheckpointError, match=r"is a model, not a joint n-gram model; give"):
-        load_joint(path)
+        load_joint_ngram(path)
     path.write_bytes(b"words")
-    assert not is_joint(path)
+    assert not is_joint_ngram(path)
     with pytest.raises(CheckpointError, match=r"is not a joint n-gram model, because it is not"):
-        load_joint(path)
+        load_joint_ngram(path)
 
 
 # --- The command --------------------------------------------------------------------------------
@@ -432,7 +440,7 @@ def test_the_command_writes_a_model_of_the_training_pairs(tmp_path):
     settings += ("--data.target_notation.split", "characters", "--output", "n.safetensors")
     done = transduce("graphones", "pairs-transducer", *settings, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    found, expected = load_joint(tmp_path / "n.safetensors"), learn_graphones(recipe.data)
+    found, expected = load_joint_ngram(tmp_path / "n.safetensors"), learn_joint_ngram(recipe.data)
     grams = len(expected.ngram.automaton.symbols)
     said = f"4 graphones and {grams:,} n-grams of them are in n.safetensors\n"
     assert done.stdout == said
@@ -467,4 +475,4 @@ def test_the_command_says_in_one_sentence_what_is_wrong(tmp_path, arguments, cod
 
 def test_graphones_of_sound_are_refused(tmp_path):
     with pytest.raises(TrainingError, match=r"^the training data have sounds or frames, and graph"):
-        learn_graphones(sound_recipe(tmp_path).data)
+        learn_joint_ngram(sound_recipe(tmp_path).data)

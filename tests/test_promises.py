@@ -62,7 +62,7 @@ ORDER = [
     *("decoding.search", "decoding.stream", "decoding.steps", "decoding.ctc", "decoding.ensemble"),
     *("decoding.generation", "decoding"),
     *("evaluation", "architectures"),
-    *("model.signature", "model.header", "model.tensors", "model.joint", "model.checkpoint"),
+    *("model.signature", "model.header", "model.tensors", "model.joint_ngram", "model.checkpoint"),
     "model.formats",
     *(
         "model.transcripts",
@@ -84,7 +84,7 @@ ORDER = [
     "tables",
     *("training.corpus", "training.recipe", "training.inspection", "training.pretraining"),
     *("training.regularisation", "training.progress", "training.lock", "training.checks"),
-    "training.graphones",
+    "training.joint_ngram",
     *("training.launch", "training.peers", "training.loading", "training.teachers"),
     *("training.risk", "training.card", "training.fit", "training"),
     *("analysis.lattice", "analysis.sensitivity", "analysis.colours", "analysis.figures"),

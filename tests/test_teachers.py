@@ -14,12 +14,12 @@ from transduce.data.batches import Batch
 from transduce.data.pairs import Notation
 from transduce.lattice.distillation import next_label_log_probs
 from transduce.model.checkpoint import TrainedModel, save_model
-from transduce.model.joint import JointModel, load_joint, save_joint
+from transduce.model.joint_ngram import JointNGramModel, load_joint_ngram, save_joint_ngram
 from transduce.model.signature import Signature
 from transduce.training.checks import TrainingError
 from transduce.training.corpus import read_corpus
 from transduce.training.fit import fit
-from transduce.training.graphones import learn_graphones
+from transduce.training.joint_ngram import learn_joint_ngram
 from transduce.training.teachers import RANKED, _key, find_candidates, load_teachers
 
 FEATURES = FeatureSettings(kind="log_mel", num_channels=4, num_deltas=0)
@@ -76,7 +76,7 @@ def toy(tmp_path):
     """Return the toy corpus, the file of a transducer for it, and that of its joint n-grams."""
     data = toy_recipe(tmp_path).data
     corpus, joint = read_corpus(data), tmp_path / "joint.safetensors"
-    save_joint(learn_graphones(data), joint)
+    save_joint_ngram(learn_joint_ngram(data), joint)
     torch.manual_seed(0)
     network = build_network(CONFIG, len(corpus.signature.sources), len(corpus.signature.targets))
     teacher = TrainedModel(network.eval(), CONFIG, corpus.signature)
@@ -86,7 +86,7 @@ def toy(tmp_path):
 
 def turned(path):
     """Write a joint n-gram model with its symbols in the opposite order; return its file."""
-    model = load_joint(path)
+    model = load_joint_ngram(path)
     alphabets = model.signature.sources, model.signature.targets
     sources, targets = (Alphabet(one.symbols[::-1]) for one in alphabets)
     corpus = read_corpus(toy_recipe(path.parent).data)
@@ -101,14 +101,14 @@ def turned(path):
     ]
     ngram = type(model.ngram).learn(pairs, len(sources), len(targets))
     signature = replace(model.signature, sources=sources, targets=targets)
-    save_joint(JointModel(ngram, signature), path.parent / "turned.safetensors")
+    save_joint_ngram(JointNGramModel(ngram, signature), path.parent / "turned.safetensors")
     return path.parent / "turned.safetensors"
 
 
 def test_candidates_are_scored_by_the_mean_of_transducers_and_joint_models(toy):
     corpus, transducer, joint = toy
     examples = corpus.training[:6]
-    [alone], ngram = load_teachers([transducer], corpus.signature), load_joint(joint).ngram
+    [alone], ngram = load_teachers([transducer], corpus.signature), load_joint_ngram(joint).ngram
     for path in (joint, turned(joint)):  # it may have its symbols in another order
         teachers = load_teachers([transducer, path], corpus.signature)
         for example, found in zip(examples, find_candidates(teachers, examples, CPU), strict=True):
@@ -157,9 +157,9 @@ def test_a_joint_model_of_other_symbols_is_refused(toy):
 
 def test_a_damaged_joint_model_is_an_error_of_training(toy):
     corpus, transducer, joint = toy
-    model = load_joint(joint)
+    model = load_joint_ngram(joint)
     model.ngram.automaton.suffixes[3] = -1
-    save_joint(model, joint)
+    save_joint_ngram(model, joint)
     for said in (r"is damaged \(suffixes has", "cannot be read"):
         with pytest.raises(TrainingError, match=rf"^train.teacher: .*joint.safetensors {said}"):
             load_teachers([transducer, joint], corpus.signature)

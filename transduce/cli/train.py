@@ -92,11 +92,11 @@ def graphones(
         if not output.absolute().parent.is_dir():
             raise ValueError(f"--output {output}: there is no folder {output.parent}; make it")
         data = read_recipe(recipe_file(recipe), _overrides(settings)).data
-        from transduce.model.joint import save_joint  # both need Numba
-        from transduce.training.graphones import learn_graphones
+        from transduce.model.joint_ngram import save_joint_ngram  # both need Numba
+        from transduce.training.joint_ngram import learn_joint_ngram
 
-        model = learn_graphones(data)
-        save_joint(model, output)
+        model = learn_joint_ngram(data)
+        save_joint_ngram(model, output)
         grams = len(model.ngram.automaton.symbols)
         print(f"{len(model.ngram.keys):,} graphones and {grams:,} n-grams of them are in {output}")
 

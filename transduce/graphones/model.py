@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.graphones.ngram import Automaton, count_ngrams
+from transduce.graphones.ngram import Automaton, estimate_ngrams
 from transduce.graphones.reference import MOST_LABELS
 from transduce.graphones.segmentation import Sequences, can_end, graphone_key, segment_pairs
 from transduce.kernels.sentinels import IMPOSSIBLE, NEVER
@@ -52,7 +52,7 @@ class JointNGram:
                 "most two; give other pairs"
             )
         return cls(
-            num_symbols, num_labels, keys, count_ngrams(sequences.not_empty(), len(keys), order)
+            num_symbols, num_labels, keys, estimate_ngrams(sequences.not_empty(), len(keys), order)
         )
 
     def log_joint(self, source: np.ndarray, labels: np.ndarray) -> float:

@@ -42,7 +42,7 @@ class _NGrams(NamedTuple):
     at_start: np.ndarray  # whether the first symbol is the start
 
 
-def count_ngrams(sequences: Sequences, num_symbols: int, order: int) -> Automaton:
+def estimate_ngrams(sequences: Sequences, num_symbols: int, order: int) -> Automaton:
     """Estimate an n-gram model of sequences of ids below `num_symbols`, all of which occur."""
     levels = _levels(sequences, num_symbols, order)
     lengths = [len(level.symbols) for level in levels]

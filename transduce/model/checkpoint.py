@@ -22,11 +22,11 @@ from transduce.decoding.protocols import Scorer
 from transduce.model.header import read_signature, signature_header
 from transduce.model.signature import Signature
 from transduce.model.tensors import (
-    JOINT,
+    JOINT_NGRAM,
     CheckpointError,
     Shape,
     dequantise,
-    is_joint,
+    is_joint_ngram,
     quantise,
     read_header,
     read_tensors,
@@ -129,11 +129,12 @@ def load_ensemble(paths: Sequence[Path]) -> TrainedModel:
 
     The files of joint n-gram models among them become the ensemble's scorers.
     """
-    joints = [path for path in paths if is_joint(path)]
+    joints = [path for path in paths if is_joint_ngram(path)]
     runs = [path for path in paths if path not in joints]
     if not runs:
         raise CheckpointError(
-            f"{joints[0]} is {JOINT}, which ranks the outputs of transducers; give one beside it"
+            f"{joints[0]} is {JOINT_NGRAM}, which ranks the outputs of transducers; "
+            "give one beside it"
         )
     models = [load_model(path) for path in runs]
     if len(paths) == 1:
@@ -146,7 +147,7 @@ def load_ensemble(paths: Sequence[Path]) -> TrainedModel:
                 "leave it out"
             )
         members.append(model.network)
-        _check_same(runs[0], first.signature, path, model.signature)
+        _check_same_symbols(runs[0], first.signature, path, model.signature)
     scorers = [_load_scorer(path, runs[0], first.signature) for path in joints]
     # Each member has its own direction.
     config = replace(first.config, backwards=False)
@@ -155,14 +156,14 @@ def load_ensemble(paths: Sequence[Path]) -> TrainedModel:
 
 def _load_scorer(path: Path, first: Path, signature: Signature) -> Scorer:
     """Load a joint n-gram model for an ensemble whose first member has a signature."""
-    from transduce.model.joint import load_joint  # it needs Numba
+    from transduce.model.joint_ngram import load_joint_ngram  # it needs Numba
 
-    joint = load_joint(path)
-    _check_same(first, signature, path, joint.signature)
+    joint = load_joint_ngram(path)
+    _check_same_symbols(first, signature, path, joint.signature)
     return joint.ngram
 
 
-def _check_same(first: Path, signature: Signature, path: Path, other: Signature) -> None:
+def _check_same_symbols(first: Path, signature: Signature, path: Path, other: Signature) -> None:
     """Raise CheckpointError if two files of an ensemble have different inputs or outputs."""
     ours, theirs = signature.input_kind, other.input_kind
     if ours != theirs:

@@ -17,7 +17,7 @@ from transduce.files import write_by_rename
 
 VERSION = 1  # of the header
 LONGEST_HEADER = 100_000_000  # bytes, by safetensors' own limit
-JOINT = "a joint n-gram model"  # the kind of its file
+JOINT_NGRAM = "a joint n-gram model"  # the kind of its file
 SCALES = "scales."  # prefix of the names of int8 tensors' scales
 
 
@@ -69,10 +69,10 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
         return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
 
 
-def is_joint(path: Path) -> bool:
+def is_joint_ngram(path: Path) -> bool:
     """Return whether a file, which need not exist, is of a joint n-gram model."""
     try:
-        read_header(path, JOINT)
+        read_header(path, JOINT_NGRAM)
     except CheckpointError:
         return False
     return True

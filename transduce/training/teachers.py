@@ -34,7 +34,7 @@ from transduce.lattice.distillation import next_label_log_probs
 from transduce.model.checkpoint import load_model
 from transduce.model.model import FOLDER, model_names
 from transduce.model.signature import Signature
-from transduce.model.tensors import CheckpointError, is_joint, read_tensors, write_tensors
+from transduce.model.tensors import CheckpointError, is_joint_ngram, read_tensors, write_tensors
 from transduce.training.checks import TrainingError
 from transduce.training.loading import load_by_length
 
@@ -112,7 +112,7 @@ class Teacher:
 
 
 @dataclass(frozen=True, eq=False)
-class JointTeacher:
+class JointNGramTeacher:
     """A joint n-gram model, and its ids for the symbols of the network that learns from it."""
 
     ngram: JointNGram
@@ -128,13 +128,15 @@ class JointTeacher:
         return found.to(batch.frames.device)
 
 
-Teachers = Sequence[Teacher | JointTeacher]
+Teachers = Sequence[Teacher | JointNGramTeacher]
 
 
 def load_teachers(paths: Sequence[Path], signature: Signature) -> Teachers:
     """Load the teachers of a network with a signature; raise TrainingError if one does not fit."""
     teachers = [
-        _load_joint_teacher(path, signature) if is_joint(path) else _load_teacher(path, signature)
+        _load_joint_teacher(path, signature)
+        if is_joint_ngram(path)
+        else _load_teacher(path, signature)
         for path in paths
     ]
     if teachers and not transducers(teachers):
@@ -303,9 +305,9 @@ def _key(teachers: Teachers, examples: Sequence[Example]) -> str:
     return key.hexdigest()
 
 
-def _arrays(teacher: Teacher | JointTeacher) -> Iterator[np.ndarray]:
+def _arrays(teacher: Teacher | JointNGramTeacher) -> Iterator[np.ndarray]:
     """Yield all that a teacher's candidates depend on."""
-    if isinstance(teacher, JointTeacher):
+    if isinstance(teacher, JointNGramTeacher):
         yield from (teacher.labels.numpy(), teacher.sources.numpy())
         yield from (teacher.ngram.keys, *teacher.ngram.automaton)
         return
@@ -369,13 +371,13 @@ def _load_teacher(path: Path, ours: Signature) -> Teacher:
     return Teacher(model.network, ours, theirs, _label_ids(theirs, ours, where), sources)
 
 
-def _load_joint_teacher(path: Path, ours: Signature) -> JointTeacher:
+def _load_joint_teacher(path: Path, ours: Signature) -> JointNGramTeacher:
     """Load a joint n-gram model from its file."""
-    from transduce.model.joint import load_joint  # it needs Numba
+    from transduce.model.joint_ngram import load_joint_ngram  # it needs Numba
 
     where = f"train.teacher, {path}"
     try:
-        model = load_joint(path)
+        model = load_joint_ngram(path)
     except CheckpointError as error:
         raise TrainingError(f"train.teacher: {error}") from None
     if ours.sources is None or model.signature.sources is None:
@@ -383,7 +385,7 @@ def _load_joint_teacher(path: Path, ours: Signature) -> JointTeacher:
             f"{where}: it reads text, and the network to be trained does not; leave it out"
         )
     sources = _ids(model.signature.sources, ours.sources, "source symbol", where)
-    return JointTeacher(model.ngram, _label_ids(model.signature, ours, where), sources)
+    return JointNGramTeacher(model.ngram, _label_ids(model.signature, ours, where), sources)
 
 
 def _label_ids(theirs: Signature, ours: Signature, where: str) -> Tensor:

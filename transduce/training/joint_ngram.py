@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from transduce.graphones.model import JointNGram
-from transduce.model.joint import JointModel
+from transduce.model.joint_ngram import JointNGramModel
 from transduce.training.checks import TrainingError
 from transduce.training.corpus import DataConfig, read_corpus
 
 
-def learn_graphones(data: DataConfig) -> JointModel:
+def learn_joint_ngram(data: DataConfig) -> JointNGramModel:
     """Learn from the training set; raise TrainingError if its sources are not text."""
     corpus = read_corpus(data)
     sources, targets = corpus.signature.sources, corpus.signature.targets
@@ -18,6 +18,8 @@ def learn_graphones(data: DataConfig) -> JointModel:
         )
     pairs = [(example.frames.numpy(), example.labels.numpy()) for example in corpus.training]
     try:
-        return JointModel(JointNGram.learn(pairs, len(sources), len(targets)), corpus.signature)
+        return JointNGramModel(
+            JointNGram.learn(pairs, len(sources), len(targets)), corpus.signature
+        )
     except ValueError as error:
         raise TrainingError(str(error)) from None

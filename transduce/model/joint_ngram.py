@@ -13,7 +13,7 @@ from transduce.graphones.ngram import Automaton
 from transduce.graphones.reference import MOST_LABELS
 from transduce.model.header import read_signature, signature_header
 from transduce.model.signature import Signature
-from transduce.model.tensors import JOINT, CheckpointError, read_tensors, write_tensors
+from transduce.model.tensors import JOINT_NGRAM, CheckpointError, read_tensors, write_tensors
 
 DTYPES = {  # of the tables
     "keys": np.int64,
@@ -27,23 +27,23 @@ ROUNDING = 1e-3  # by which ln of a probability may exceed 0
 
 
 @dataclass(frozen=True, eq=False)
-class JointModel:
+class JointNGramModel:
     """A joint n-gram model, and the meaning of its symbols and labels."""
 
     ngram: JointNGram
     signature: Signature
 
 
-def save_joint(model: JointModel, path: Path) -> None:
+def save_joint_ngram(model: JointNGramModel, path: Path) -> None:
     """Write a joint n-gram model; an error leaves the old file in place."""
     arrays = model.ngram.automaton._asdict() | {"keys": model.ngram.keys}
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    write_tensors(path, tensors, signature_header(model.signature), JOINT)
+    write_tensors(path, tensors, signature_header(model.signature), JOINT_NGRAM)
 
 
-def load_joint(path: Path) -> JointModel:
+def load_joint_ngram(path: Path) -> JointNGramModel:
     """Load the joint n-gram model of a file."""
-    tensors, header = read_tensors(path, JOINT)
+    tensors, header = read_tensors(path, JOINT_NGRAM)
     try:
         signature = read_signature(header, {})
         if signature.sources is None:
@@ -59,7 +59,7 @@ def load_joint(path: Path) -> JointModel:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path} is damaged ({reason}); learn it again") from None
-    return JointModel(ngram, signature)
+    return JointNGramModel(ngram, signature)
 
 
 def _check(ngram: JointNGram) -> None:
