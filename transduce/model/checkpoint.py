@@ -133,8 +133,8 @@ def load_ensemble(paths: Sequence[Path]) -> TrainedModel:
     runs = [path for path in paths if path not in joints]
     if not runs:
         raise CheckpointError(
-            f"{joints[0]} is {JOINT_NGRAM}, which ranks the outputs of transducers; "
-            "give one beside it"
+            f"{joints[0]} is {JOINT_NGRAM}, which ranks the outputs of transducers; give the run "
+            "of a transducer"
         )
     models = [load_model(path) for path in runs]
     if len(paths) == 1:

@@ -56,16 +56,20 @@ def load_joint_ngram(path: Path) -> JointNGramModel:
         sizes = len(signature.sources), len(signature.targets)
         ngram = JointNGram(*sizes, keys, Automaton(**arrays))
         _check(ngram)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
+        raise CheckpointError(
+            f"{path} is damaged (there is no {error.args[0]}); learn it again"
+        ) from None
+    except (AttributeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path} is damaged ({reason}); learn it again") from None
     return JointNGramModel(ngram, signature)
 
 
 def _check(ngram: JointNGram) -> None:
-    """Raise ValueError if the tables would lead out of themselves, or round in a circle.
+    """Raise ValueError if an index leaves its table, or if suffixes form a cycle.
 
-    Compiled code reads them without checks.
+    Compiled code reads the tables without checks.
     """
     keys, automaton = ngram.keys, ngram.automaton
     for name, array in {"keys": keys, **automaton._asdict()}.items():

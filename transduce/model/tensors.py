@@ -42,24 +42,31 @@ def read_header(path: Path, kind: str) -> tuple[dict[str, Shape], dict[str, Any]
 
     Raise CheckpointError if it is another file or kind.
     """
+    shapes, header = _read_header(path, kind)
+    if header["kind"] != kind:
+        raise CheckpointError(f"{path} is {header['kind']}, not {kind}; give another file")
+    if header["version"] != VERSION:
+        raise CheckpointError(
+            f"{path} has version {header['version']} where {VERSION} is wanted; load it with the "
+            "code that wrote it"
+        )
+    return shapes, header
+
+
+def _read_header(path: Path, wanted: str) -> tuple[dict[str, Shape], dict[str, Any]]:
+    """Read the shapes and the header of a file of any kind and version."""
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}; give the folder of a run")
-    with _opened(path, kind) as file:
+    with _opened(path, wanted) as file:
         metadata = file.metadata() or {}
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     try:
         header = json.loads(metadata["transduce"])
-        found = (header["kind"], header["version"])
-    except (KeyError, TypeError, ValueError, RecursionError):
-        raise CheckpointError(f"{path} was not written by transduce; give another file") from None
-    if found[0] != kind:
-        raise CheckpointError(f"{path} is {found[0]}, not {kind}; give another file")
-    if found[1] != VERSION:
-        raise CheckpointError(
-            f"{path} has version {found[1]} where {VERSION} is wanted; load it with the code that "
-            "wrote it"
-        )
-    return shapes, header
+        if {"kind", "version"} <= header.keys():
+            return shapes, header
+    except (AttributeError, KeyError, ValueError, RecursionError):
+        pass
+    raise CheckpointError(f"{path} was not written by transduce; give another file")
 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -70,12 +77,12 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def is_joint_ngram(path: Path) -> bool:
-    """Return whether a file, which need not exist, is of a joint n-gram model."""
+    """Return whether a file, which need not exist, is of a joint n-gram model, of any version."""
     try:
-        read_header(path, JOINT_NGRAM)
+        _, header = _read_header(path, JOINT_NGRAM)
     except CheckpointError:
         return False
-    return True
+    return bool(header["kind"] == JOINT_NGRAM)
 
 
 def is_safetensors(path: Path) -> bool:
