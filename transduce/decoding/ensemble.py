@@ -98,8 +98,8 @@ class Ensemble(nn.Module):
 
         All live sequences of the beam have the same number of labels. A complete one waits until no
         live one is more probable than the n best complete ones. If members read in both directions,
-        or there are scorers, each direction keeps as many as the beam is wide, and all members and
-        scorers rescore all of them. The timings are the first member's; the confidences are the
+        or there are scorers, each direction keeps as many as the beam is wide, and all directions
+        and scorers score all of them. The timings are the first member's; the confidences are the
         mean over the members of its direction. Hypotheses are never normalised by length, and there
         is no fusion.
         """
@@ -107,7 +107,7 @@ class Ensemble(nn.Module):
             raise ValueError("an ensemble has no fusion; leave it out, or give one model")
         if self.scorers and options.beam_width == len(self.directions) == 1:
             raise ValueError(
-                "beam_width is 1, so that a joint n-gram model has one output to rank; give a "
+                "beam_width is 1, which leaves the joint n-gram model one output to rank; give a "
                 "wider beam, such as 4"
             )
         lengths = check_frames(batch.frames, batch.num_frames)

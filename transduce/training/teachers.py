@@ -5,7 +5,7 @@ once, on the input without augmentation, and serves in every epoch and for every
 
 A teacher that reads in the other direction does not know the prefixes. Where there is one, all
 teachers together score some candidates: the target, and the output of each teacher's greedy search.
-What follows a prefix is then what follows it in the candidates (docs/derivations.md, section 6).
+What follows a prefix is then what follows it in the candidates (docs/derivations.md, section 9).
 A joint n-gram model among the teachers scores the candidates too, and finds none of its own; the
 transducers then find more of them, with a beam.
 """
@@ -85,9 +85,9 @@ class Teacher:
 
     @torch.no_grad()
     def outputs(self, batch: Batch, number: int) -> list[list[Labels]]:
-        """Return the best outputs for each input, in our labels, of a beam of that `number`.
+        """Return the `number` best outputs of a beam of that width for each input, in our labels.
 
-        One output is that of the greedy search.
+        With 1 it is the greedy search.
         """
         ours = self.labels.argsort().tolist()
         options = SearchOptions(number, number, length_normalised=False, with_timings=False)
@@ -141,7 +141,8 @@ def load_teachers(paths: Sequence[Path], signature: Signature) -> Teachers:
     ]
     if teachers and not transducers(teachers):
         raise TrainingError(
-            f"train.teacher, {paths[0]}: it scores the outputs of transducers; name one beside it"
+            f"train.teacher, {paths[0]}: it ranks the outputs of transducers; "
+            "name the run of a transducer beside it"
         )
     return teachers
 
@@ -157,13 +158,13 @@ def find_candidates(
     device: torch.device,
     cache: Path | None = None,
 ) -> list[Candidates]:
-    """Return the candidates of each example, with the teachers' mean ln Pr(y|x).
+    """Return the candidates of each example, with the teachers' mean log-probability.
 
-    Of a joint n-gram model the mean has ln Pr(x, y), so that only differences have a meaning.
-
-    They are its labels, if there are any, and the outputs of the teachers' searches: greedy ones,
-    or if there is a joint n-gram model, the RANKED best ones of a beam. `cache` is a folder that
-    several runs may share; each set of examples has a file in it.
+    The candidates are the example's labels, if any, and the outputs of the transducers' searches:
+    greedy ones, or the RANKED best ones of a beam if there is a joint n-gram model. Its
+    log-probability is ln Pr(x, y) and that of a transducer ln Pr(y|x), so that only differences
+    have a meaning. `cache` is a folder that several runs may share, with a file for each set of
+    examples.
     """
     path = None if cache is None else cache / f"candidates-{_key(teachers, examples)}.safetensors"
     if path is not None and path.is_file():
@@ -295,7 +296,8 @@ def _candidates(teachers: Teachers, batch: Batch) -> list[Candidates]:
 
 def _key(teachers: Teachers, examples: Sequence[Example]) -> str:
     """Return a hash of all that candidates depend on."""
-    key = hashlib.sha256(str([CACHE_VERSION, len(teachers), len(examples)]).encode())
+    parts = [CACHE_VERSION, RANKED, len(teachers), len(examples)]
+    key = hashlib.sha256(str(parts).encode())
     for teacher in teachers:
         for array in _arrays(teacher):
             key.update(array.tobytes())
