@@ -13,7 +13,7 @@ from transduce.alphabet import Alphabet
 from transduce.data.pairs import Notation
 from transduce.graphones import model as module
 from transduce.graphones import reference
-from transduce.graphones.model import LEAST, JointNGram, _advance
+from transduce.graphones.model import LEAST_LOG_JOINT, JointNGram, _add, _advance
 from transduce.graphones.ngram import estimate_ngrams
 from transduce.graphones.segmentation import Sequences, segment_pairs
 from transduce.model.checkpoint import load_model
@@ -29,7 +29,7 @@ from transduce.model.tensors import (
 from transduce.training.checks import TrainingError
 from transduce.training.joint_ngram import learn_joint_ngram
 
-NUM_SYMBOLS, NUM_LABELS = 3, 4
+SIZES = NUM_SYMBOLS, NUM_LABELS = 3, 4
 SIGNATURE = Signature(
     *(Alphabet("wxyz"), Notation("characters", None)),
     *(Alphabet("abc"), Notation("characters", None)),
@@ -214,7 +214,7 @@ def test_the_probability_of_a_pair_is_the_sum_over_all_ways_to_cut_it(order):
     expected = reference.KneserNey(found, order)
     some_ways = 0
     for source, labels in [*pairs_of(seed=5, count=15), ((1, 1, 1), (1,)), ((1, 1, 3), (1, 4))]:
-        log_joint = reference.log_joint(source, labels, expected)
+        log_joint = reference.log_joint(source, labels, expected, *SIZES)
         some_ways += len(list(reference.segmentations(source, labels))) > 1
         assert joint.log_joint(ids(*source), ids(*labels)) == pytest.approx(log_joint, abs=1e-5)
     assert some_ways > 10
@@ -229,37 +229,71 @@ def test_pruning_hardly_changes_the_probability(monkeypatch):
     ]
     joint = JointNGram.learn(pairs, 2, 2, 8)
     found = [joint.log_joint(*pair) for pair in pairs[:40]]
-    monkeypatch.setattr(module, "KEPT", 5000)
+    monkeypatch.setattr(module, "CONTEXTS_KEPT", 5000)
     exact = [joint.log_joint(*pair) for pair in pairs[:40]]
     assert max(abs(np.subtract(found, exact))) < 1e-3
-    monkeypatch.setattr(module, "KEPT", 2)
+    monkeypatch.setattr(module, "CONTEXTS_KEPT", 2)
     few = [joint.log_joint(*pair) for pair in pairs[:40]]
     assert max(np.subtract(exact, few)) > 1e-2 and min(np.subtract(exact, few)) > -1e-9
 
 
+@pytest.mark.parametrize(
+    "source, labels",
+    [((3,), (1,)), ((3,), ()), ((1,), (1, 1, 1)), ((2, 3), (3, 2, 4)), ((1, 2, 1), (4,) * 6)],
+)
+def test_a_pair_of_no_known_graphones_has_unknown_ones_of_any_size(source, labels):
+    model = reference.KneserNey(cut(pairs_of())[1], 3)
+    expected = reference.log_joint(source, labels, model, *SIZES)
+    known = {ngram[0] for ngram in model.counts[1]}
+    assert not any(known >= set(way) for way in reference.segmentations(source, labels))
+    found = joint_of(pairs_of()).log_joint(ids(*source), ids(*labels))
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
 def test_an_unknown_graphone_is_taken_only_where_nothing_else_is_possible():
-    joint = joint_of(pairs_of())
-    pairs, (_, found) = pairs_of(), cut(pairs_of())
-    model = reference.KneserNey(found, 3)
+    joint, model = joint_of(pairs_of()), reference.KneserNey(cut(pairs_of())[1], 3)
     known = joint.log_joint(ids(2, 3), ids(2, 3, 4))
-    assert known == pytest.approx(reference.log_joint((2, 3), (2, 3, 4), model), abs=1e-5)
-    # 3 becomes 1: one unknown graphone with one label, or two others with none and two.
-    unseen = joint.log_joint(ids(3), ids(1))
-    unknown = math.log(model.prob((reference.START,), "unknown") / NUM_SYMBOLS / NUM_LABELS)
-    ended = math.log(model.prob(("unknown",), reference.END))
-    assert unseen == pytest.approx(unknown + ended, abs=1e-5) and unseen < known
+    ways = [model.log_prob(((2, (2, 3)), (3, (4,))))]
+    assert known == pytest.approx(ways[0], abs=1e-5)
+    unknown = math.log(model.prob((reference.START,), reference.UNKNOWN) / NUM_SYMBOLS)
+    ended = math.log(model.prob((reference.UNKNOWN,), reference.END))
+    for count in range(4):
+        share = -math.log(2) - count * math.log(2 * NUM_LABELS)
+        found = joint.log_joint(ids(3), ids(*[1] * count))
+        assert found == pytest.approx(unknown + share + ended, abs=1e-5) and found < known
     # A symbol that no alphabet has is null.
-    assert LEAST < joint.log_joint(ids(0, 3), ids(4)) < known
-    assert len(pairs) == len(found)
+    assert LEAST_LOG_JOINT < joint.log_joint(ids(0, 3), ids(4)) < known
 
 
-def test_an_impossible_pair_has_the_least_probability():
+def test_unknown_graphones_of_all_sizes_share_the_probability_of_one():
+    each = [
+        NUM_SYMBOLS * NUM_LABELS**count * math.exp(reference.unknown_share(count, *SIZES))
+        for count in range(60)
+    ]
+    assert each[:3] == pytest.approx([1 / 2, 1 / 4, 1 / 8]) and sum(each) == pytest.approx(1)
+
+
+def test_labels_without_a_source_symbol_have_the_least_probability():
     joint = joint_of(pairs_of())
-    assert joint.log_joint(ids(1), ids(1, 1, 1)) == LEAST
-    assert joint.log_joint(ids(), ids(1)) == LEAST
+    assert joint.log_joint(ids(), ids(1)) == LEAST_LOG_JOINT
     # No other pair is as improbable, however long it is.
-    assert LEAST < joint.log_joint(ids(*[3] * 300), ids(*[1] * 600)) < -1000
-    assert joint.log_joint(ids(), ids()) > LEAST
+    assert LEAST_LOG_JOINT < joint.log_joint(ids(*[3] * 300), ids(*[1] * 600)) < -1000
+    assert LEAST_LOG_JOINT < joint.log_joint(ids(3), ids(*[1] * 300)) < -600
+    assert joint.log_joint(ids(), ids()) > LEAST_LOG_JOINT
+
+
+@pytest.mark.parametrize("log_prob, kept", [(-3.0, [-1.0, -2.0, -1.5]), (-1.2, [-1.0, -1.2, -1.5])])
+def test_a_full_place_drops_the_least_probable_context(log_prob, kept):
+    states, log_probs = np.array([[[5, 6, 7]]]), np.array([[[-1.0, -2.0, -1.5]]])
+    assert _add(states, log_probs, 0, 0, 3, 8, log_prob) == 3
+    assert log_probs[0, 0].tolist() == kept
+    assert (8 in states[0, 0]) == (log_prob > -2)
+
+
+def test_the_constants_are_those_of_the_derivation():
+    assert (reference.MOST_LABELS, reference.ROUNDS, reference.LEAST_COUNT) == (2, 8, 1e-3)
+    assert reference.FIRST_WEIGHTS == (1 / 4, 1, 1 / 4)
+    assert (module.ORDER, module.CONTEXTS_KEPT, LEAST_LOG_JOINT) == (8, 64, -1e5)
 
 
 def test_padding_counts_for_nothing():
@@ -404,7 +438,7 @@ def test_random_damage_never_ends_the_process(path):
         except CheckpointError:
             continue
         for source, labels in arrays(pairs_of(count=5)):
-            assert ngram.log_joint(source, labels) >= LEAST
+            assert ngram.log_joint(source, labels) >= LEAST_LOG_JOINT
 
 
 def test_a_damaged_header_is_refused(path):

@@ -18,9 +18,9 @@ from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
 from transduce.lattice.cpu.emissions import log_sum
 
 ORDER = 8
-KEPT = 64  # contexts at one place of a pair; the least probable are dropped
-# ln of the probability of a pair that no graphones make: finite, so that other models can rank it.
-LEAST = -1e5
+CONTEXTS_KEPT = 64  # at one place of a pair; fewer are faster and less exact
+# ln of the probability of labels without a source symbol: finite, so that other models can rank it.
+LEAST_LOG_JOINT = -1e5
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class JointNGram:
     ) -> Tensor:
         """Return ln Pr(x, y), [R], of each labels with the source rows[r], on their device.
 
-        An unknown graphone is taken only if there is no other way.
+        A graphone that training has not seen is taken only if there is no other way.
         """
         batch = (frames, num_frames, rows, labels, num_labels)
         pairs = tuple(part.cpu().contiguous().numpy() for part in batch)
@@ -79,7 +79,8 @@ class JointNGram:
         model = (self.num_symbols, self.num_labels, self.keys, *self.automaton)
         T, U = (lengths.numpy() for lengths in (num_frames[rows].cpu(), num_labels.cpu()))
         rows_of_shares, starts = shares_of(T * (U + 1), num_threads())
-        _score_shares(team(len(starts) - 1), (rows_of_shares, starts, pairs, model, KEPT, found))
+        arguments = (rows_of_shares, starts, pairs, model, CONTEXTS_KEPT, found)
+        _score_shares(team(len(starts) - 1), arguments)
         return torch.from_numpy(found).to(labels.device)
 
 
@@ -99,7 +100,7 @@ def _find(symbols, first, last, symbol):
 def _advance(state, symbol, first_arcs, symbols, log_probs, suffixes, back_off):
     """Return ln of the probability of a symbol in a state, and the next state.
 
-    A symbol that no state has an arc for is the unknown one.
+    A symbol without any arc has the probability of the unknown one.
     """
     log_prob, following = 0.0, -1
     while following < 0:
@@ -153,7 +154,7 @@ def _log_joint(
     log_probs,
     suffixes,
     back_off,
-    unseen,  # whether graphones that training has not seen may be taken
+    unseen,  # whether graphones that training has not seen may be taken, also with more labels
     kept,
 ):
     """Return ln of the sum over all ways to cut a pair, IMPOSSIBLE if there is none."""
@@ -170,23 +171,27 @@ def _log_joint(
         for u in range(U + 1):
             counts[there, u] = 0
         for u in range(U + 1):
-            for count in range(MOST_LABELS + 1 if counts[here, u] else 0):
-                if not can_end(i + 1, u + count, T, U):
+            most = 0 if counts[here, u] == 0 else U - u + 1 if unseen else MOST_LABELS + 1
+            for count in range(most):
+                if not unseen and not can_end(i + 1, u + count, T, U):
                     continue
-                key = graphone_key(source[i], labels, u, count, num_labels)
-                graphone, price = _find(keys, 0, end, key), 0.0
+                graphone, share = end, 0.0
+                if count <= MOST_LABELS:
+                    key = graphone_key(source[i], labels, u, count, num_labels)
+                    graphone = _find(keys, 0, end, key)
                 if graphone == end or keys[graphone] != key:
                     if not unseen:
                         continue
-                    # One unknown symbol stands for all graphones of this size.
+                    # Half of the unknown symbol's probability is for graphones without labels, a
+                    # quarter for those with one, and so on.
                     graphone = end + 2
-                    price = -np.log(num_symbols) - count * np.log(num_labels)
+                    share = -np.log(num_symbols) - np.log(2) - count * np.log(2 * num_labels)
                 for k in range(counts[here, u]):
                     state, v = states[here, u, k], u + count
                     log_prob, following = _advance(
                         state, graphone, first_arcs, symbols, log_probs, suffixes, back_off
                     )
-                    log_prob += alpha[here, u, k] + price
+                    log_prob += alpha[here, u, k] + share
                     counts[there, v] = _add(
                         states, alpha, there, v, counts[there, v], following, log_prob
                     )
@@ -209,7 +214,7 @@ def _score_rows(share, rows_of_shares, starts, pairs, model, kept, found):
         found[r] = _log_joint(source, y, *model, False, kept)
         if found[r] <= NEVER:
             found[r] = _log_joint(source, y, *model, True, kept)
-        found[r] = max(found[r], LEAST)
+        found[r] = max(found[r], LEAST_LOG_JOINT)
 
 
 _share_rows = sharing(_score_rows)

@@ -1,10 +1,10 @@
 """N-grams of graphones with modified Kneser-Ney smoothing, as an automaton.
 
 A state is a context: the empty one, or an n-gram shorter than the longest. An arc of a state is an
-n-gram that begins with that context. Arcs are numbered by their length, their context and their
-last symbol, so that those of a state are neighbours, and the arc that makes a context of n symbols
-has the number of its state less one. A symbol that a state has no arc for is looked for in the
-context one symbol shorter, at the price of a back-off weight.
+n-gram: the context with one more symbol. Arcs are numbered by their length, their context and their
+last symbol, so that those of a state are neighbours. Arc a leads to state a + 1, unless its n-gram
+has the largest length; then it leads to the state of its suffix. A symbol without an arc is looked
+for in the context one symbol shorter, whose probability is multiplied by a back-off weight.
 """
 
 from __future__ import annotations

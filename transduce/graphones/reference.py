@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 MOST_LABELS = 2  # of a graphone
-# Of a graphone with so many labels before anything is learnt: one symbol likely becomes one label.
+# The initial weights of graphones with 0, 1 and 2 labels: one is the likeliest.
 FIRST_WEIGHTS = (0.25, 1.0, 0.25)
 ROUNDS = 8  # of expectation maximisation
 LEAST_COUNT = 1e-3  # a graphone that is expected less often in all pairs is given up
@@ -20,15 +20,18 @@ LEAST_COUNT = 1e-3  # a graphone that is expected less often in all pairs is giv
 Labels = tuple[int, ...]
 Graphone = tuple[int, Labels]  # a source symbol, and its labels
 START, END = "start", "end"  # of a sequence of graphones
+UNKNOWN = "unknown"  # stands for all graphones that training has not seen
 
 
-def segmentations(source: Sequence[int], labels: Labels) -> Iterator[tuple[Graphone, ...]]:
-    """Yield every way to cut a pair into graphones."""
+def segmentations(
+    source: Sequence[int], labels: Labels, most_labels: int = MOST_LABELS
+) -> Iterator[tuple[Graphone, ...]]:
+    """Yield every way to cut a pair into graphones of at most so many labels."""
     if not source and not labels:
         yield ()
-    for count in range(MOST_LABELS + 1 if source else 0):
+    for count in range(most_labels + 1 if source else 0):
         if count <= len(labels):
-            for rest in segmentations(source[1:], labels[count:]):
+            for rest in segmentations(source[1:], labels[count:], most_labels):
                 yield ((source[0], labels[:count]), *rest)
 
 
@@ -134,9 +137,30 @@ def discounts(counts_of_counts: Mapping[int, int]) -> tuple[float, float, float,
     return found[0], found[1], found[2], found[3]
 
 
-def log_joint(source: Sequence[int], labels: Labels, model: KneserNey) -> float:
-    """Return ln of the joint probability of a pair; -inf if its graphones are not known."""
+def log_joint(
+    source: Sequence[int], labels: Labels, model: KneserNey, num_symbols: int, num_labels: int
+) -> float:
+    """Return ln of the joint probability of a pair; -inf for labels without a source symbol.
+
+    A pair that cannot be cut into known graphones is cut into any, also with more labels.
+    """
     known = {ngram[0] for ngram in model.counts[1]}
     ways = [way for way in segmentations(source, labels) if known >= set(way)]
-    total = sum(math.exp(model.log_prob(way)) for way in ways)
+    each = [model.log_prob(way) for way in ways]
+    if not ways:
+        for way in segmentations(source, labels, len(labels)):
+            unknown = [one for one in way if one not in known]
+            log_prob = model.log_prob([one if one in known else UNKNOWN for one in way])
+            shares = [unknown_share(len(y), num_symbols, num_labels) for _, y in unknown]
+            each.append(log_prob + sum(shares))
+    total = sum(math.exp(one) for one in each)
     return math.log(total) if total else -math.inf
+
+
+def unknown_share(count: int, num_symbols: int, num_labels: int) -> float:
+    """Return ln of a graphone's share in the probability of the unknown one.
+
+    Half of it is for those without labels, a quarter for those with one, and so on; all of one size
+    are equally probable.
+    """
+    return -(count + 1) * math.log(2) - math.log(num_symbols) - count * math.log(num_labels)

@@ -154,7 +154,7 @@ def _expect(starts, tails, heads, ids, sizes, log_weights, counts):
 def _best_paths(starts, tails, heads, ids, sizes, log_weights, best, lengths):
     """Fill the graphones of each pair's most probable path, and their number; return the sum.
 
-    Of equally probable paths take the one whose last arcs come first.
+    Break ties by the smaller number of the last arc, then of the arc before it.
     """
     filled = 0
     for n in range(len(starts) - 1):
