@@ -483,10 +483,29 @@ def test_the_command_writes_a_model_of_the_training_pairs(tmp_path):
         np.testing.assert_array_equal(table, same)
 
 
+def test_the_command_replaces_its_own_file_and_names_pairs_that_it_leaves_out(tmp_path):
+    toy_recipe(tmp_path)
+    with open(tmp_path / "toy.tsv", "a") as file:
+        file.write("a\tABCD\n")
+    settings = ["graphones", "pairs-transducer", "--data.training", "toy.tsv"]
+    settings += ["--data.num_validation", "0", "--data.validation", "toy.tsv"]
+    settings += ["--data.target_notation.split", "characters", "--output", "n.safetensors"]
+    for _ in range(2):
+        done = transduce(*settings, folder=tmp_path)
+        assert done.returncode == 0 and done.stderr.startswith("pairs left out: 1; the first: ")
+        assert "toy.tsv, line 121: 4 labels are too many for 1 source symbols" in done.stderr
+    write_tensors(tmp_path / "n.safetensors", {}, {}, "a model")
+    before = (tmp_path / "n.safetensors").read_bytes()
+    done = transduce(*settings, folder=tmp_path)
+    assert done.returncode == 1 and "is there and is not a joint n-gram model" in done.stderr
+    assert (tmp_path / "n.safetensors").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     "arguments, code, said",
     [
         (["--output", "no/n.safetensors"], 1, "--output no/n.safetensors: there is no folder no"),
+        (["--output", "model.bin"], 1, "--output model.bin: give a name that ends in .safetensors"),
         (["--data.corpus", "nothing"], 2, "data.corpus"),
         (["--data.trianing", "toy.tsv"], 2, "--data.training"),
         (["--data.training", "nowhere.tsv"], 1, "nowhere.tsv"),

@@ -18,8 +18,10 @@ from cyclopts import Parameter
 from transduce.cli.evaluate import evaluate_runs, print_results
 from transduce.cli.runs import Device, announce
 from transduce.cli.terminal import user_errors
+from transduce.data.pairs import DataError
 from transduce.model.checkpoint import CONFIG_FILE
 from transduce.model.evaluate import validation_error
+from transduce.model.tensors import JOINT_NGRAM, is_joint_ngram
 from transduce.settings import OptionError, RecipeError, nearest_name, setting_names
 from transduce.training.recipe import Recipe, read_recipe, recipe_file, shipped_recipes
 
@@ -74,9 +76,9 @@ def graphones(
     Example: transduce graphones letters-transducer --data.num_training 2000
 
     A graphone is a letter with the sounds that it becomes. The model counts which graphones follow
-    each other in the training pairs, in seconds. Name its file beside runs that were trained on the
-    same pairs, in `transduce evaluate RUN FILE PAIRS --beam-width 4` and `transduce transcribe`, or
-    as one of the teachers in --train.teacher.
+    each other in the training pairs; 100,000 words take half a minute. Name its file beside runs
+    that were trained on the same pairs, in `transduce evaluate RUN FILE PAIRS --beam-width 4` and
+    `transduce transcribe RUN FILE --beam-width 4`, or as one of the teachers in --train.teacher.
 
     Parameters
     ----------
@@ -86,17 +88,25 @@ def graphones(
     settings
         Options that override settings.
     output
-        The file to write.
+        The .safetensors file to write. The file of another joint n-gram model is replaced; any
+        other file is refused.
     """
     with user_errors(), _usage_errors():
         if not output.absolute().parent.is_dir():
             raise ValueError(f"--output {output}: there is no folder {output.parent}; make it")
+        if output.suffix != ".safetensors":
+            raise ValueError(f"--output {output}: give a name that ends in .safetensors")
+        if output.exists() and not is_joint_ngram(output):
+            raise ValueError(f"--output {output} is there and is not {JOINT_NGRAM}; give another")
         data = read_recipe(recipe_file(recipe), _overrides(settings)).data
         from transduce.model.joint_ngram import save_joint_ngram  # both need Numba
         from transduce.training.joint_ngram import learn_joint_ngram
 
-        model = learn_joint_ngram(data)
+        skipped: list[DataError] = []
+        model = learn_joint_ngram(data, skipped)
         save_joint_ngram(model, output)
+        if skipped:
+            print(f"pairs left out: {len(skipped):,}; the first: {skipped[0]}", file=sys.stderr)
         grams = len(model.ngram.automaton.symbols)
         print(f"{len(model.ngram.keys):,} graphones and {grams:,} n-grams of them are in {output}")
 
