@@ -3,9 +3,10 @@
 `python benchmarks/languages.py FOLDER dev|test WIDTH RUN...`, such as
 `python benchmarks/languages.py sigmorphon2020-g2p dev 1 runs/languages-1 'runs/own-{}'`. A run with
 {} in its name stands for one run for each language, trained on that language alone; {} becomes the
-language's code, such as kor. The models vote on their outputs: for each word, the output with the
-highest sum of ln Pr(y|x) over all models wins. A run may also be the file of a joint n-gram model,
-such as 'runs/joint-{}.safetensors'; it votes with ln Pr(x, y), and has no outputs of its own.
+language's code, such as kor. The models vote on all outputs that their beams of WIDTH have found:
+for each word, the output with the highest sum of ln Pr(y|x) over all models wins. A run may also be
+the file of a joint n-gram model, such as 'runs/joint-{}.safetensors'; it votes with ln Pr(x, y),
+and has no outputs of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def main() -> None:
             if isinstance(model, Model)
         ]
         chosen = _vote(words, outputs)
-        rates[language] = [_wrong(one, pairs) for one in (*outputs, chosen)]
+        best = [[some[0] for some in each] for each in outputs]
+        rates[language] = [_wrong(one, pairs) for one in (*best, chosen)]
         print(language, *(f"{rate:.1f}" for rate in rates[language]), file=sys.stderr)
     with_outputs = [
         run
@@ -77,10 +79,11 @@ def _pairs(folder: str, language: str, split: str) -> Sequence[Pair]:
     return {"dev": splits.validation, "test": splits.test}[split]
 
 
-def _outputs(model: Model, examples: Sequence[Example], width: int) -> list[Symbols]:
-    """Return the best output for each example."""
-    found = search_examples(model, examples, SearchOptions(width, with_timings=False))
-    return [tuple(model.signature.targets.decode(best[0].labels)) for best in found]
+def _outputs(model: Model, examples: Sequence[Example], width: int) -> list[list[Symbols]]:
+    """Return the outputs that a beam of `width` finds for each example, the best first."""
+    found = search_examples(model, examples, SearchOptions(width, width, with_timings=False))
+    decode = model.signature.targets.decode
+    return [[tuple(decode(one.labels)) for one in best] for best in found]
 
 
 def _wrong(outputs: Sequence[Symbols], pairs: Sequence[Pair]) -> float:
@@ -91,10 +94,13 @@ def _wrong(outputs: Sequence[Symbols], pairs: Sequence[Pair]) -> float:
 
 def _vote(
     words: Sequence[tuple[Model | JointNGramModel, Sequence[Example]]],
-    outputs: Sequence[Sequence[Symbols]],
+    outputs: Sequence[Sequence[Sequence[Symbols]]],
 ) -> list[Symbols]:
     """Return, for each word, the output to which all models together give the highest score."""
-    different = [sorted({y for y in some if y}) or [()] for some in zip(*outputs, strict=True)]
+    different = [
+        sorted({y for found in some for y in found if y}) or [()]
+        for some in zip(*outputs, strict=True)
+    ]
     candidates = [(i, y) for i, some in enumerate(different) for y in some]
     each_models = [_log_likelihoods(model, examples, candidates) for model, examples in words]
     sums = torch.stack(each_models).sum(0)
