@@ -243,8 +243,8 @@ def test_joint_models_alone_make_no_ensemble(tmp_path):
         with pytest.raises(CheckpointError) as error:
             load_ensemble(paths)
         assert str(error.value) == (
-            f"{path} is a joint n-gram model, which ranks the outputs of transducers; give one "
-            "beside it"
+            f"{path} is a joint n-gram model, which ranks the outputs of transducers; give the run "
+            "of a transducer"
         )
 
 

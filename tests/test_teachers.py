@@ -135,7 +135,7 @@ def test_a_student_learns_from_a_transducer_and_a_joint_model(toy, tmp_path):
 
 def test_joint_models_alone_are_no_teachers(toy):
     corpus, _, joint = toy
-    with pytest.raises(TrainingError, match=r"^train.teacher, .*joint.safetensors: it scores the"):
+    with pytest.raises(TrainingError, match=r"^train.teacher, .*joint.safetensors: it ranks the"):
         load_teachers([joint, joint], corpus.signature)
 
 
