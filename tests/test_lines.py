@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 
+import numpy as np
 import pytest
 from commands import ROOT, SMALL, WORDS, transduce
 
@@ -12,6 +13,8 @@ from transduce.data import dictionaries
 from transduce.data.dictionaries import PronouncingDictionary
 from transduce.data.pairs import DataError
 from transduce.decoding.options import SearchOptions
+from transduce.graphones.model import JointNGram
+from transduce.model.joint_ngram import JointNGramModel, save_joint_ngram
 from transduce.model.lines import STRESS_PRONOUNCER, Pronouncer, load_pronouncer
 from transduce.model.model import load, model_names
 
@@ -286,6 +289,28 @@ def test_the_command_prints_stress(stressed, tmp_path):
     assert done.stderr == (
         "transduce: english-pronouncer writes no stress digits; give a model that does, such as "
         "english-stress-pronouncer\n"
+    )
+
+
+def test_several_models_are_one_ensemble(tmp_path):
+    signature = load("english-pronouncer").signature
+    ids = np.arange(1, 20)
+    ngram = JointNGram.learn([(ids, ids)], len(signature.sources), len(signature.targets))
+    path = tmp_path / "n.safetensors"
+    save_joint_ngram(JointNGramModel(ngram, signature), path)
+    options = ("--model", "english-pronouncer", "--model", path, "--n-best", "2")
+    done = transduce("phonemize", "lead", *options, folder=tmp_path)
+    ensemble = load("english-pronouncer", path)
+    both = ensemble("lead", n_best=2)
+    assert done.returncode == 0 and done.stdout == both.as_table() + "\n"
+    assert both.as_table() != load("english-pronouncer")("lead", n_best=2).as_table()
+    (tmp_path / "words.txt").write_text("lead\n")
+    shard = ("words.txt", "--output", "out", "--shard", "1/1", *options)
+    assert transduce("phonemize", *shard, folder=tmp_path).returncode == 0
+    [file] = (tmp_path / "out").iterdir()
+    assert (
+        json.loads(file.read_text())
+        == phonemize("lead", model=load("english-pronouncer", path), n_best=2).as_json()
     )
 
 

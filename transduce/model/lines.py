@@ -246,13 +246,14 @@ def _is_abbreviation(word: str) -> bool:
     return len(word) > 1 and word.isalpha() and VOWELS.isdisjoint(spelling(word))
 
 
-def load_pronouncer(model: str | Path | None = None, *, stress: bool = False) -> Model:
-    """Load a model that reads text; None is the one that ships, with or without stress digits.
+def load_pronouncer(*models: str | Path, stress: bool = False) -> Model:
+    """Load a model that reads text, or several as an ensemble.
 
-    Raise ValueError if it does not read text, or lacks the stress digits that were asked for.
+    Without models, load the one that ships, with or without stress digits. Raise ValueError if it
+    does not read text, or lacks the stress digits that were asked for.
     """
-    name = model or (STRESS_PRONOUNCER if stress else PRONOUNCER)
-    loaded = load(name)
+    models = models or (STRESS_PRONOUNCER if stress else PRONOUNCER,)
+    name, loaded = models[0], load(*models)
     if loaded.signature.sources is None:
         raise ValueError(f"{name} does not read text; give a model that does")
     if stress and not has_stress(loaded.signature.targets.symbols):
