@@ -167,6 +167,12 @@ def test_the_error_of_a_file_that_is_no_model_is_one_sentence(tmp_path, kind, sa
     assert "\n" not in str(error.value)
 
 
+def test_a_run_without_weights_is_to_be_continued(tmp_path):
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(CheckpointError, match=r"was stopped before the first validation; continue"):
+        load_model(tmp_path)
+
+
 def test_a_file_of_another_version_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "VERSION", 2)
     save_model(model_of(), tmp_path)

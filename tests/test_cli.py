@@ -342,7 +342,7 @@ def test_several_runs_are_one_ensemble(another):
     done = transduce("transcribe", *runs, "words.txt", "--beam-width", 3, folder=another)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 1, done.stderr
     done = transduce("evaluate", *runs, "pairs.tsv", folder=another)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and f"│ {len(runs)} models " in done.stdout, done
 
 
 @pytest.mark.parametrize(
@@ -355,6 +355,7 @@ def test_several_runs_are_one_ensemble(another):
         (("transcribe", "runs/transducer", "runs"), "runs is a folder without model.safetensors"),
         (("evaluate", "runs/transducer", "runs/swapped"), "another [data]"),
         (("evaluate", "runs/transducer", "runs/small", "a.tsv", "b.tsv"), "two files of pairs"),
+        (("evaluate", "runs/transducer", "small.toml"), "small.toml is a recipe; give the folder"),
         (("transcribe", "runs/transducer", "nothing.safetensors"), "no file, folder or model"),
         (
             ("transcribe", "runs/transducer", "english-phone-recogniser"),
@@ -515,10 +516,8 @@ def test_a_full_disk_is_one_sentence(folder, monkeypatch):
 
 MISUSES = {
     "a misspelt setting": (("--train.learning_rat", "1"), "--train.learning_rate?"),
-    "a misspelt option": (("--resum", "1"), "--resume?"),
     "another word": (("--epochs", "1"), "no option --epochs; did you mean --train.max_epochs?"),
     "another word with =": (("--batch-size=2",), "did you mean --train.max_sequences?"),
-    "an option of other commands": (("--output", "here"), "did you mean --run?"),
     "a flag": (("--gpu",), "no option --gpu; did you mean --train.device?"),
     "a setting without a value": (("--train.seed",), "--train.seed needs a value"),
     "a word": (("--train.max_epochs", "x"), 'must be a whole number, not "x"'),
@@ -533,6 +532,21 @@ def test_a_wrong_option_is_one_sentence_and_exits_with_code_2(folder, command, o
     assert (done.returncode, done.stdout) == (2, "")
     (sentence,) = done.stderr.splitlines()
     assert sentence.startswith("transduce: ") and said in sentence
+
+
+@pytest.mark.parametrize(
+    "command, option, meant",
+    [
+        ("train", "--resum", "--resume"),
+        ("train", "--output", "--run"),
+        ("graphones", "--outptu", "--output"),
+        ("table", "--beam_with", "--beam-width"),
+    ],
+)
+def test_a_misspelt_option_of_the_command_itself_is_recognised(folder, command, option, meant):
+    done = transduce(command, "transducer.toml", option, "1", folder=folder)
+    said = f"transduce: there is no option {option}; did you mean {meant}?\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
 def test_a_gpu_that_is_not_there_is_one_sentence(folder, monkeypatch):

@@ -102,6 +102,8 @@ def test_a_list_of_paths_is_in_toml_or_between_commas(tmp_path):
     assert read_recipe(tmp_path / "again.toml") == given
     none = recipe_of(tmp_path, '[train]\nteacher = ["a"]', train__teacher="none")
     assert none.train.teacher == ()
+    with pytest.raises(RecipeError, match=r"^data.validation is empty; give a path, or leave it"):
+        recipe_of(tmp_path, "", data__validation="")
     with pytest.raises(RecipeError, match=r"train.teacher must be a list, not 3"):
         recipe_of(tmp_path, "[train]\nteacher = 3")
 

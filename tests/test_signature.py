@@ -237,6 +237,8 @@ def test_a_line_is_split_at_spaces_and_hyphens_that_the_model_does_not_know():
 def test_several_words_in_one_input_are_refused_with_advice():
     with pytest.raises(DataError, match="the model reads single words; give them one by one"):
         PLAIN.example("bad cab", unknown="refuse")
+    with pytest.raises(DataError, match="the line has a tab; give the text alone"):
+        PLAIN.example("bad\tB AE D", unknown="refuse")
     with pytest.raises(DataError, match="single words"):
         PLAIN.example("bad-cab", unknown="refuse")
 

@@ -161,6 +161,8 @@ def _convert(kind: Any, value: Any, name: str, folder: Path) -> Any:
                 return choice
         raise RecipeError(f"{name} must be {_join(get_args(kind))}, not {_quote(value)}")
     if kind is Path and isinstance(value, str):
+        if not value:
+            raise RecipeError(f"{name} is empty; give a path, or leave it out")
         return folder / Path(value).expanduser()
     if isinstance(value, OptionText):
         value = _parse(kind, value)

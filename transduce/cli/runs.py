@@ -29,6 +29,8 @@ def runs_and_files(run: Path, paths: Sequence[Path]) -> tuple[list[Path], list[P
     runs, files = [run], list[Path]()
     for path in paths:
         is_shipped = str(path) in model_names() and not path.exists()
+        if path.suffix == ".toml":
+            raise ValueError(f"{path} is a recipe; give the folder of its run, or data")
         is_run = path.suffix == ".safetensors" or (path / MODEL_FILE).is_file() or is_shipped
         if path.is_dir() and not is_run and recognise(path) is None:
             raise ValueError(

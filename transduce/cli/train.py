@@ -60,7 +60,7 @@ def train(
         if resume and not (folder / CONFIG_FILE).is_file():
             raise ValueError(f"there is no run in {folder} to resume; check --run")
         described = folder / CONFIG_FILE if resume else recipe_file(recipe)
-        settled = read_recipe(described, _overrides(settings))
+        settled = read_recipe(described, _overrides(settings, "run", "resume"))
         _set_precision(settled)
         data = settled.data
         if data.corpus == "manifest":
@@ -98,7 +98,7 @@ def graphones(
             raise ValueError(f"--output {output}: give a name that ends in .safetensors")
         if output.exists() and not is_joint_ngram(output):
             raise ValueError(f"--output {output} is there and is not {JOINT_NGRAM}; give another")
-        data = read_recipe(recipe_file(recipe), _overrides(settings)).data
+        data = read_recipe(recipe_file(recipe), _overrides(settings, "output")).data
         from transduce.model.joint_ngram import save_joint_ngram  # both need Numba
         from transduce.training.joint_ngram import learn_joint_ngram
 
@@ -146,8 +146,9 @@ def table(
     with user_errors(), _usage_errors():
         rows = []
         folders, settings = _runs_and_settings(runs)
+        overrides = _overrides(settings, "beam-width", "device", "skip-bad")
         for run in folders:
-            folder = _trained(run, _overrides(settings))
+            folder = _trained(run, overrides)
             rows.append(evaluate_runs([folder], None, "text", beam_width, None, device, skip_bad))
         print_results(rows, with_paper=True)
 
@@ -194,8 +195,11 @@ def _set_precision(recipe: Recipe) -> None:
     torch.set_float32_matmul_precision("highest" if in_full else "high")
 
 
-def _overrides(tokens: Sequence[str]) -> dict[str, str]:
-    """Parse options such as --train.learning_rate 1e-3 (or with =) into values by dotted name."""
+def _overrides(tokens: Sequence[str], *own: str) -> dict[str, str]:
+    """Parse options such as --train.learning_rate 1e-3 (or with =) into values by dotted name.
+
+    `own` are the command's own options, which a misspelt one may mean.
+    """
     settings, overrides = setting_names(Recipe()), dict[str, str]()
     rest = list(tokens)
     while rest:
@@ -204,7 +208,7 @@ def _overrides(tokens: Sequence[str]) -> dict[str, str]:
             raise OptionError(f"{name!r} is not an option; settings are --section.name VALUE")
         setting = name[2:].replace("-", "_")
         if setting not in settings:
-            near = nearest_name(setting, [*settings, "run", "resume"])
+            near = nearest_name(setting, [*own, *settings])
             raise OptionError(f"there is no option {name}; did you mean --{near}?")
         if not equals and not rest:
             raise OptionError(f"{name} needs a value after it")

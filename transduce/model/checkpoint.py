@@ -96,7 +96,12 @@ def save_model(model: TrainedModel, path: Path, dtype: torch.dtype | None = None
 def load_model(path: Path) -> TrainedModel:
     """Load the model of a run's folder or of a file onto the CPU, in eval mode."""
     if path.is_dir():
-        path = path / MODEL_FILE
+        begun, path = (path / CONFIG_FILE).is_file(), path / MODEL_FILE
+        if begun and not path.is_file():
+            raise CheckpointError(
+                f"there is no file {path}, because its training was stopped before the first "
+                "validation; continue it with transduce train --resume"
+            )
     shapes, header = read_header(path, "a model")
     try:
         config = replace_settings(NetworkConfig(), header["network"])

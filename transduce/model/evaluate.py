@@ -13,6 +13,7 @@ import torch
 from transduce.alphabet import Alphabet
 from transduce.data.batches import Example
 from transduce.data.pairs import DataError, Pair, Symbols, check_some_left, skipping
+from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.options import SearchOptions
 from transduce.evaluation import (
     Evaluation,
@@ -47,6 +48,8 @@ def evaluate(
     """
     model = Model.of(model)
     name, epochs = model.network.kind, model.status.epoch or None
+    if isinstance(model.network, Ensemble):
+        name = f"{len(model.network.members) + len(model.network.scorers)} models"
     if not model.network.reads_input:
         unseen: list[DataError] = []
         labelled = model.signature.examples(pairs, skipped=unseen)

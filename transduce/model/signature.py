@@ -435,6 +435,8 @@ class Signature:
         assert self.sources is not None
         if any(symbol.isdigit() for symbol in unknown):
             return "the model does not read numbers; write them as words"
+        if "\t" in unknown:
+            return "the line has a tab; give the text alone, such as the first column of pairs"
         if any(symbol.isspace() or symbol in DASHES for symbol in unknown):
             return "the model reads single words; give them one by one"
         if "\N{REPLACEMENT CHARACTER}" in unknown:
