@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -65,6 +66,8 @@ def warm_up() -> None:
                 warnings.simplefilter("ignore")  # of searches by a network that has learnt nothing
                 for name, call in WORK.items():
                     show(name)
+                    if not sys.stderr.isatty():  # where there is no bar, as in logs
+                        print(f"transduce: compiling {name}", file=sys.stderr)
                     call()
                     advance()
         seconds = time.monotonic() - started
