@@ -9,7 +9,7 @@ import pytest
 from transduce.data.pairs import DataError
 from transduce.training import checks, launch, peers
 from transduce.training.checks import TrainingError
-from transduce.training.launch import launcher, settle_processes
+from transduce.training.launch import launcher, settle_processes, start_fabric
 from transduce.training.recipe import TrainConfig
 
 TORCHRUN = {
@@ -103,6 +103,14 @@ def test_lightning_finds_the_same_launcher(monkeypatch):
                 patched.setenv(name, value)
             assert theirs.detect() and launcher(environment) is not None
         assert not theirs.detect()
+
+
+@pytest.mark.parametrize(
+    "precision, lightnings", [("bf16-mixed", "bf16-mixed"), ("tf32", "32-true")]
+)
+def test_lightning_computes_in_bfloat16_only_if_asked(precision, lightnings):
+    config = TrainConfig(precision=precision, device="cpu", devices=1, machines=1)
+    assert start_fabric(config)._precision.precision == lightnings
 
 
 def test_a_process_that_waits_says_so(monkeypatch, capsys):

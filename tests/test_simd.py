@@ -5,10 +5,12 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+import torch
 from numba import njit
 from slow import slow_except
 
 from transduce.kernels.simd import functions, int8
+from transduce.kernels.simd.affine import BLOCK, PackedAffine
 from transduce.kernels.simd.options import CONTRACT, VECTOR_BYTES
 from transduce.kernels.simd.products import GROUP, multiply, multiply_packed, pack
 from transduce.kernels.simd.threads import num_threads, shares_of, sharing, team
@@ -204,6 +206,15 @@ def test_multiply_packed_is_the_product(rows, accumulate, dtype):
         alone = np.full((1, num_columns), 0.5, dtype)
         multiply_packed(a[rows - 1 :], 1, packed, num_columns, alone, accumulate)
         np.testing.assert_array_equal(alone[0], c[rows - 1])
+
+
+@pytest.mark.parametrize("rows", [1, BLOCK, 2 * BLOCK + 3])
+def test_an_affine_layer_computes_each_row_by_itself(rows):
+    layer = torch.nn.Linear(5, 11)
+    x = torch.randn(rows, 5)
+    found = PackedAffine(layer)(x)
+    torch.testing.assert_close(found, layer(x).detach())
+    assert torch.equal(found[-1:], PackedAffine(layer)(x[-1:]))
 
 
 @pytest.mark.parametrize("rows", range(1, 21))
