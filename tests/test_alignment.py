@@ -17,12 +17,17 @@ import transduce
 from transduce import Transducer, transducer_loss
 from transduce.alignment import align as align_module
 from transduce.alignment import detours
-from transduce.alignment.align import Aligner, Task, check_aligns
+from transduce.alignment.align import Aligner, Task, _assembled, check_aligns
 from transduce.alignment.boundaries import Boundaries, Edge, boundaries, hmm_of
 from transduce.alignment.detours import CONTEXT, Detour, LabelPath
-from transduce.alignment.long import FEW_PHONES, _split_at_other_sound, find_stretches
+from transduce.alignment.long import (
+    FEW_PHONES,
+    Stretch,
+    _split_at_other_sound,
+    find_stretches,
+)
 from transduce.alignment.phone_hmm import shipped_hmm
-from transduce.alignment.pronunciations import Lexicon, spelling, split_words
+from transduce.alignment.pronunciations import Lexicon, Word, spelling, split_words
 from transduce.alignment.result import AlignedPhone, AlignedWord, Alignment
 from transduce.alignment.variants import (
     _between,
@@ -642,6 +647,24 @@ def test_a_long_sound_in_which_few_words_are_found_is_refused(singer, monkeypatc
     monkeypatch.setattr(align_module, "find_stretches", lambda *_: [last])
     with pytest.raises(DataError, match="the sound does not fit the text"):
         transduce.align(singer, wave, phones=list("ABCDEABCDE"))
+
+
+@pytest.mark.parametrize(
+    "first_vector, gap, end",
+    [(10, 0.05, 0.55), (10, 0.2, 0.5), (11, 0.05, 0.5)],
+    ids=["no pause between them", "a pause", "vectors between them"],
+)
+def test_a_stretch_ends_where_the_next_one_starts(first_vector, gap, end):
+    def one(text, start, end):
+        edges = (Edge(time, time, time) for time in (start, end))
+        return AlignedWord(text, (AlignedPhone("A", Boundaries(*edges, 1.0)),), 0.0, ())
+
+    words = [Word("a", ()), Word("b", ())]
+    stretches = [Stretch(0, 1, 0, 10), Stretch(1, 2, first_vector, 20)]
+    aligned = [[one("a", 0.2, 0.5)], [one("b", 0.5 + gap, 0.9)]]
+    first, second = _assembled(words, stretches, aligned)
+    assert first.phones[0].interval.end.time == end
+    assert second == aligned[1][0]
 
 
 @pytest.mark.parametrize(

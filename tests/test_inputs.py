@@ -22,6 +22,7 @@ from transduce.model.inputs import (
     read_input,
     read_inputs,
     read_spectrogram,
+    stream_lines,
 )
 from transduce.model.signature import Signature
 
@@ -122,3 +123,11 @@ def test_equal_names_are_told_apart_by_their_folders():
         Pair(f"x@{t}", Audio(f"{a}/x.wav", t, 1.0), (), Origin("m")) for a in "ab" for t in (1, 2)
     ]
     assert list(distinct_names(parts)) == ["a-x@1", "a-x@2", "b-x@1", "b-x@2"]
+
+
+def test_lines_of_a_file_are_read_as_they_are_and_bad_ones_named(tmp_path):
+    file = tmp_path / "words.txt"
+    file.write_bytes("\ufeffone\r\n\n".encode() + b"\xff\n" + "\ufefffour".encode())
+    one, blank, bad, four = stream_lines(file)
+    assert (one, blank, four) == ("one", "", "\ufefffour")
+    assert str(bad) == f"{file}, line 3: it is not UTF-8; convert the file to UTF-8"
