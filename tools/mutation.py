@@ -5,8 +5,8 @@
 
 A bug is another operator, a constant off by one, a condition the other way round, or `and` for
 `or`. Text, errors and annotations are left as they are, and so is what a test could only repeat:
-numbers in constants (`SECONDS = 10`), sizes of figures, and `strict` of zip. Every module has its
-turn before any has a second one.
+numbers in constants (`SECONDS = 10`), sizes of figures and fonts, colours of terminals, and
+`strict` of zip. Every module has its turn before any has a second one.
 
 The tests of a module are `tests/test_NAME.py`, the files that import it, shortest first, and those
 of its folder. Of these, the tests that call the function with the bug are run, quickest first;
@@ -70,6 +70,7 @@ TESTS = {
     "settings": ["recipe", "cli"],
     "": ["model", "training"],
 }
+COSMETIC = ("figsize", "fontsize", "highlight")  # arguments
 COMPARISONS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
@@ -174,7 +175,7 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
             continue
         if isinstance(child, ast.arg):  # its annotation
             continue
-        if isinstance(child, ast.keyword) and child.arg in ("strict", "figsize"):
+        if isinstance(child, ast.keyword) and child.arg in ("strict", *COSMETIC):
             continue
         if isinstance(node, ast.Module) and isinstance(child, ast.Assign) and _is_chosen(child):
             continue
