@@ -168,9 +168,12 @@ def test_bad_pairs_are_skipped_and_counted(tmp_path):
 @pytest.mark.parametrize(
     "settings, said",
     [
-        ({}, "data.training is not set; manifest needs it"),
-        ({"corpus": "timit"}, "data.folder is not set; timit needs it"),
-        ({"corpus": "tsv", "training": "a.tsv"}, "data.validation is not set; give a file, or"),
+        ({}, "data.training is not set, and the corpus manifest needs it; give"),
+        ({"corpus": "timit"}, "data.folder is not set, and the corpus timit needs it; give"),
+        (
+            {"corpus": "tsv", "training": "a.tsv"},
+            "data.validation is not set; give --data.val",
+        ),
         (
             {"corpus": "cmudict", "training": "a.tsv", "additional": "a.tsv"},
             "data.additional cannot be added to cmudict; leave it out",

@@ -1,6 +1,7 @@
 """Joint n-gram models: graphones, their n-grams, and the probability of a pair."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
@@ -10,7 +11,7 @@ from commands import transduce
 from toys import sound_recipe, toy_recipe, write_sounds, write_toy
 
 from transduce.alphabet import Alphabet
-from transduce.data.pairs import Notation
+from transduce.data.pairs import DataError, Notation
 from transduce.graphones import model as module
 from transduce.graphones import reference
 from transduce.graphones.model import LEAST_LOG_JOINT, JointNGram, _add, _advance
@@ -26,7 +27,6 @@ from transduce.model.tensors import (
     read_tensors,
     write_tensors,
 )
-from transduce.training.checks import TrainingError
 from transduce.training.joint_ngram import learn_joint_ngram
 
 SIZES = NUM_SYMBOLS, NUM_LABELS = 3, 4
@@ -488,7 +488,6 @@ def test_the_command_replaces_its_own_file_and_names_pairs_that_it_leaves_out(tm
     with open(tmp_path / "toy.tsv", "a") as file:
         file.write("a\tABCD\n")
     settings = ["graphones", "pairs-transducer", "--data.training", "toy.tsv"]
-    settings += ["--data.num_validation", "0", "--data.validation", "toy.tsv"]
     settings += ["--data.target_notation.split", "characters", "--output", "n.safetensors"]
     for _ in range(2):
         done = transduce(*settings, folder=tmp_path)
@@ -509,7 +508,11 @@ def test_the_command_replaces_its_own_file_and_names_pairs_that_it_leaves_out(tm
         (["--data.corpus", "nothing"], 2, "data.corpus"),
         (["--data.trianing", "toy.tsv"], 2, "--data.training"),
         (["--data.training", "nowhere.tsv"], 1, "nowhere.tsv"),
-        (["--data.corpus", "manifest", "--data.training", "sounds.jsonl"], 1, "graphones are of"),
+        (
+            ["--data.corpus", "manifest", "--data.training", "sounds.jsonl"],
+            1,
+            "has no texts as",
+        ),
         (["--data.training"], 2, "--data.training needs a value after it"),
     ],
 )
@@ -526,6 +529,16 @@ def test_the_command_says_in_one_sentence_what_is_wrong(tmp_path, arguments, cod
     assert not (tmp_path / "graphones.safetensors").exists()
 
 
+def test_no_validation_set_is_needed_and_one_that_is_held_out_is_not_learnt(tmp_path):
+    data = replace(toy_recipe(tmp_path).data, num_validation=0)
+    everything = learn_joint_ngram(data)
+    (tmp_path / "dev.tsv").write_text("ab\t?\n")  # a label that the training set lacks
+    same = learn_joint_ngram(replace(data, validation=tmp_path / "dev.tsv"))
+    without = learn_joint_ngram(replace(data, num_validation=60))
+    first, *others = (len(model.ngram.automaton.symbols) for model in (everything, same, without))
+    assert first == others[0] > others[1]
+
+
 def test_graphones_of_sound_are_refused(tmp_path):
-    with pytest.raises(TrainingError, match=r"^the training data have sounds or frames, and graph"):
+    with pytest.raises(DataError, match=r"^the training set has no texts as inputs; give text"):
         learn_joint_ngram(sound_recipe(tmp_path).data)

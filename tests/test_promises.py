@@ -281,7 +281,8 @@ app(["train", "pairs-transducer"])
     listed = [line.split()[0] for line in done.stdout.splitlines()]
     assert listed == sorted(path.stem for path in (ROOT / "recipes").glob("*.toml"))
     # The recipe was read: it lacks only its data.
-    assert done.stderr == "transduce: data.training is not set; tsv needs it\n"
+    said = "data.training is not set, and the corpus tsv needs it; give --data.training PATH"
+    assert done.stderr == f"transduce: {said}\n"
 
 
 def test_links_point_to_existing_files():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Sequence
-from contextlib import suppress
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,10 @@ from transduce.model.signature import Signature
 from transduce.settings import RecipeError, check_at_least
 
 CHARACTERS = Notation("characters", None)
+NO_VALIDATION = (
+    "data.validation is not set; give --data.validation FILE, or hold some pairs out with "
+    "--data.num_validation NUMBER"
+)
 # Pairs whose frames determine the statistics of a training set that memory does not hold. The error
 # of the mean is the deviation of the utterances' means / sqrt(2000): in LibriSpeech, where that is
 # at most 0.58 of the deviation of all frames, 1.3 % of a deviation.
@@ -147,18 +151,15 @@ def read_corpus(data: DataConfig, *, targets_only: bool = False, spoken: bool = 
         targets = splits.training.target_alphabet()
     else:
         targets = target_alphabet(splits.training)
-    # The targets of the other corpora are phones; the sources of cmudict are letters.
-    has_phones = data.corpus not in ("manifest", "tsv", "targets")
-    target_notation = PHONES if has_phones else data.target_notation
-    source_notation = LETTERS if data.corpus.startswith("cmudict") else data.source_notation
+    target_notation = _target_notation(data)
     training: Sequence[Example]
     if targets_only or data.corpus == "targets":
         signature = Signature(targets, target_notation)
         training = signature.examples(splits.training, skipped=skipped)
     elif isinstance(first, tuple):
-        sources = source_alphabet(splits.training)
-        signature = Signature(targets, target_notation, sources, source_notation)
-        training = signature.examples(splits.training, skipped=skipped)
+        signature = _text_signature(data, splits.training)
+        with _skipping_suggested():
+            training = signature.examples(splits.training, skipped=skipped)
     else:
         reader = FrameReader(data.features, data.cache, convert=data.convert)
         features = data.features if isinstance(first, Audio) else None
@@ -184,9 +185,10 @@ def read_corpus(data: DataConfig, *, targets_only: bool = False, spoken: bool = 
                 _num_labels(splits.training),
                 partial(_read_example, signature, reader),
             )
-    validation = signature.examples(
-        splits.validation, cache=data.cache, convert=data.convert, skipped=skipped
-    )
+    with _skipping_suggested():
+        validation = signature.examples(
+            splits.validation, cache=data.cache, convert=data.convert, skipped=skipped
+        )
     for name, examples in (("training", training), ("validation", validation)):
         check_some_left(examples, skipped)
         if not examples:
@@ -264,9 +266,51 @@ def _sampled_statistics(data: DataConfig, pairs: Sequence[Pair], reader: FrameRe
     return Statistics.over(frames for _, frames in reader.read_all(sample, errors))
 
 
-def read_splits(data: DataConfig, skipped: list[DataError] | None = None) -> Splits:
-    """Read the training, validation and test sets that the settings name."""
-    splits = _read_splits(data, skipped)
+def read_text(
+    data: DataConfig, skipped: list[DataError] | None = None
+) -> tuple[list[Example], Signature]:
+    """Read a training set of texts, and its alphabets; raise DataError if it has other inputs.
+
+    No validation set is needed; pairs that the settings hold out are left out here too.
+    """
+    pairs = read_splits(data, skipped, validated=False).training
+    if data.corpus == "targets" or not isinstance(_first(data, pairs).source, tuple):
+        raise DataError("the training set has no texts as inputs; give text to text")
+    signature = _text_signature(data, pairs)
+    with _skipping_suggested():
+        return signature.examples(pairs, skipped=skipped), signature
+
+
+@contextmanager
+def _skipping_suggested() -> Iterator[None]:
+    """Add the setting that leaves bad pairs out to the error of one."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{error}; --data.skip_bad true leaves such pairs out") from None
+
+
+def _text_signature(data: DataConfig, pairs: Sequence[Pair]) -> Signature:
+    """Return the alphabets and notations of pairs of texts."""
+    source_notation = LETTERS if data.corpus.startswith("cmudict") else data.source_notation
+    return Signature(
+        target_alphabet(pairs), _target_notation(data), source_alphabet(pairs), source_notation
+    )
+
+
+def _target_notation(data: DataConfig) -> Notation:
+    """Return how targets are written: those of the corpora with a name are phones."""
+    return data.target_notation if data.corpus in ("manifest", "tsv", "targets") else PHONES
+
+
+def read_splits(
+    data: DataConfig, skipped: list[DataError] | None = None, *, validated: bool = True
+) -> Splits:
+    """Read the training, validation and test sets that the settings name.
+
+    Raise RecipeError if there is no validation set, unless `validated` is false.
+    """
+    splits = _read_splits(data, skipped, validated)
     training = splits.training
     if data.num_training is not None and data.num_training < len(training):
         drawn = sorted(random.Random(data.seed).sample(range(len(training)), data.num_training))
@@ -286,7 +330,7 @@ def read_splits(data: DataConfig, skipped: list[DataError] | None = None) -> Spl
     return Splits(training, splits.validation, splits.test)
 
 
-def _read_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits:
+def _read_splits(data: DataConfig, skipped: list[DataError] | None, validated: bool) -> Splits:
     """Read the three sets of the corpus, before num_training and additional."""
     if data.corpus == "timit":
         folder = _needed(data, "folder")
@@ -307,15 +351,15 @@ def _read_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits:
     if data.corpus == "cmudict":
         return _cmudict_splits(data, skipped)
     if data.corpus == "manifest":
-        return _manifest_splits(data, skipped)
+        return _manifest_splits(data, skipped, validated)
     pairs = _read_file(data, _needed(data, "training"), skipped)
     test = [] if data.test is None else _read_file(data, data.test, skipped)
     if data.validation is not None:
         validation = _read_file(data, data.validation, skipped)
-    elif data.num_validation:
+    elif data.num_validation or not validated:
         pairs, validation = hold_out(pairs, data.num_validation, data.seed)
     else:
-        raise RecipeError("data.validation is not set; give a file, or data.num_validation")
+        raise RecipeError(NO_VALIDATION)
     return Splits(tuple(pairs), tuple(validation), tuple(test))
 
 
@@ -336,19 +380,21 @@ def _cmudict_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits
     return Splits(tuple(training), *held_out)
 
 
-def _manifest_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits:
+def _manifest_splits(data: DataConfig, skipped: list[DataError] | None, validated: bool) -> Splits:
     """Index the training set of a manifest; read the validation and test sets."""
     training = _open_sounds(data, _needed(data, "training"), skipped)
     test = [] if data.test is None else _read_file(data, data.test, skipped)
     if data.validation is not None:
         validation = _read_file(data, data.validation, skipped)
+    elif not data.num_validation and not validated:
+        validation = []
     elif data.num_validation and isinstance(training, Manifest):
         training, held_out = training.hold_out(data.num_validation, data.seed)
         validation = held_out.read(skipped)
     elif data.num_validation:
         training, validation = hold_out(training, data.num_validation, data.seed)
     else:
-        raise RecipeError("data.validation is not set; give a file, or data.num_validation")
+        raise RecipeError(NO_VALIDATION)
     return Splits(training, tuple(validation), tuple(test))
 
 
@@ -406,5 +452,8 @@ def _needed(data: DataConfig, name: str) -> Path:
     """Return a path of the settings; raise RecipeError if it is not set."""
     path: Path | None = getattr(data, name)
     if path is None:
-        raise RecipeError(f"data.{name} is not set; {data.corpus} needs it")
+        raise RecipeError(
+            f"data.{name} is not set, and the corpus {data.corpus} needs it; "
+            f"give --data.{name} PATH"
+        )
     return path
