@@ -50,8 +50,8 @@ def test_the_largest_step_is_that_of_a_training(tmp_path):
     said = transduce("train", "small.toml", *paths, folder=tmp_path).stdout
     step = found.step
     assert (
-        f"the largest step has {step.num_sequences} of up to {step.num_frames} frames and "
-        f"{step.num_labels} labels, and will take about {step.num_bytes / 2**20:.1f} MB"
+        f"the largest step has {step.described()}, and will take about "
+        f"{step.num_bytes / 2**20:.1f} MB"
     ) in said
 
 
@@ -122,7 +122,7 @@ def test_the_command_prints_tables_and_draws_a_figure(tmp_path):
         r"seconds +│ 0.50 to 0.65, median 0.57",
         r"samples a second +│ 16000",
         r"CTC cannot align +│ 0",
-        r"the largest step +│ [\d.]+ MB: 8 of up to 63 frames and 4 labels",
+        r"the largest step +│ [\d.]+ MB: 4 sequences, each twice, of up to 63 frames and 4",
         r"symbols: a 5  b 5  ␣ 2",
         r"fewer than 10 times: ␣ a b",
         r"1 cannot be read:\n  .*all\.jsonl, line 5: the line is not JSON",
@@ -133,11 +133,27 @@ def test_the_command_prints_tables_and_draws_a_figure(tmp_path):
 
 def test_texts_are_inspected_too(tmp_path):
     (tmp_path / "a.tsv").write_text("abc\tx y\nab\tx\nno tab\n")
-    options = ("--split", "spaces", "--recipe", "pairs-transducer", "--figure", "a.pdf")
-    done = transduce("inspect", "a.tsv", *options, folder=tmp_path)
+    done = transduce("inspect", "a.tsv", "--figure", "a.pdf", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"format +│ pairs of texts", done.stdout)
     assert "hours" not in done.stdout and "symbols: x 2  y 1" in done.stdout
+    assert "those of pairs-transducer" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "options, symbols",
+    [
+        ((), "x 2  y 1"),
+        (("--split", "characters"), "x 2  ␣ 1  y 1"),
+        (("--recipe", "characters.toml"), "x 2  ␣ 1  y 1"),
+        (("--recipe", "characters.toml", "--split", "spaces"), "x 2  y 1"),
+    ],
+)
+def test_symbols_are_split_as_the_option_says_or_else_the_recipe(tmp_path, options, symbols):
+    (tmp_path / "a.tsv").write_text("abc\tx y\nab\tx\n")
+    (tmp_path / "characters.toml").write_text('[data]\ntarget_notation.split = "characters"\n')
+    done = transduce("inspect", "a.tsv", *options, folder=tmp_path)
+    assert re.search(rf"^symbols: {symbols}$", done.stdout, re.MULTILINE), done
 
 
 @pytest.mark.parametrize(

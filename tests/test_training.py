@@ -628,7 +628,7 @@ def test_memory_is_reported_before_the_first_step(tmp_path):
     fit(recipe, tmp_path / "run", progress=Progress(Console(file=file)))
     first, epoch = file.getvalue().splitlines()
     assert "100 training sequences" in first
-    assert "the largest step has 8 of up to 6 frames and 6 labels" in first
+    assert "the largest step has 8 sequences of up to 6 frames and 6 labels" in first
     assert first.endswith(" MB beside the weights")
     assert epoch.startswith("epoch 1: ")
 
@@ -638,7 +638,8 @@ def test_consistency_doubles_the_sequences_of_the_reported_step(tmp_path):
     recipe = toy_recipe(tmp_path, max_epochs=1, consistency=1.0)
     recipe = replace(recipe, network=replace(recipe.network, dropout=0.1))
     fit(recipe, tmp_path / "run", progress=Progress(Console(file=file)))
-    assert "the largest step has 16 of up to 6 frames and 6 labels" in file.getvalue()
+    said = "the largest step has 8 sequences, each twice, of up to 6 frames and 6 labels"
+    assert said in file.getvalue()
 
 
 @pytest.mark.parametrize(

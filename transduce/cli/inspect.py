@@ -32,8 +32,8 @@ def inspect(
     /,
     *,
     target: str = "text",
-    split: Literal["characters", "spaces"] = "characters",
-    recipe: Path = Path("speech-transducer"),
+    split: Literal["characters", "spaces"] | None = None,
+    recipe: Path | None = None,
     figure: Path | None = None,
 ) -> None:
     """Show what a data set holds, and what in it cannot be trained on.
@@ -53,9 +53,11 @@ def inspect(
     target
         The field that holds the target.
     split
-        Whether the symbols of a target are characters, or separated by spaces.
+        Whether the symbols of a target are characters, or separated by spaces; by default as the
+        recipe says, and characters for sounds without one.
     recipe
-        The recipe whose features, network and batches decide about frames and memory.
+        The recipe whose features, network and batches decide about frames and memory; by default
+        pairs-transducer for a .tsv file, and speech-transducer for sounds.
     figure
         A file for a figure of the same (png, svg or pdf).
     """
@@ -65,13 +67,19 @@ def inspect(
             from transduce.analysis.figures import check_suffix, save_figure
 
             check_suffix(figure)
+        is_text = path.suffix == ".tsv"
+        if recipe is None and split is None and not is_text:
+            split = "characters"
+        recipe = recipe or Path("pairs-transducer" if is_text else "speech-transducer")
         settled = read_recipe(recipe_file(recipe))
         if settled.network.network == "continuous":
             raise ValueError(
                 f"inspect shows data as a recogniser reads them, and {recipe} speaks; give another "
                 "--recipe"
             )
-        notation: Notation = replace(settled.data.target_notation, split=split)
+        notation: Notation = settled.data.target_notation
+        if split is not None:
+            notation = replace(notation, split=split)
         with progress_bar(f"reading {path}", None) as advance:
             found = inspect_data(path, target, notation, settled, advance)
         console = Console(width=None if sys.stdout.isatty() else 100)
@@ -114,9 +122,8 @@ def _summary(found: Inspection, recipe: str) -> Table:
     if found.oversized.count:
         table.add_row("do not fit into a step", f"{found.oversized.count:,}")
     if found.step is not None:
-        B, T, U, needed = found.step
-        step = f"{needed / 2**20:,.1f} MB: {B} of up to {T} frames and {U} labels"
-        table.add_row("the largest step", step)
+        size = f"{found.step.num_bytes / 2**20:,.1f} MB"
+        table.add_row("the largest step", f"{size}: {found.step.described()}")
     table.caption = f"frames, alignments and steps are those of {recipe}"
     return table
 

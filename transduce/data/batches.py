@@ -273,6 +273,12 @@ DISTILLED_BYTES_PER_CELL = {"cpu": 48, "cuda": 128}
 MIXTURE_BYTES_PER_MEAN, MIXTURE_BYTES_PER_LOGIT, MIXTURE_BYTES_PER_CELL = 106, 56, 200
 
 
+def describe_step(num_sequences: int, copies: int, num_frames: int, num_labels: int) -> str:
+    """Say what a step has, such as "32 sequences, each twice, of up to 20 frames and 9 labels"."""
+    twice = "" if copies == 1 else ", each twice,"
+    return f"{num_sequences} sequences{twice} of up to {num_frames} frames and {num_labels} labels"
+
+
 def predicted_bytes(
     shape: tuple[int, int, int],  # B, T, U, as `Batches.shape` gives them
     sizes: NetworkSizes,

@@ -32,6 +32,7 @@ from transduce.data.batches import (
     Batches,
     Example,
     UnreadExamples,
+    describe_step,
     predicted_bytes,
 )
 from transduce.data.pairs import DataError, skipped_report
@@ -434,25 +435,26 @@ class _Run:
         signature = self.corpus.signature
         sizes = network_sizes(network, signature.input_size, signature.output_size)
         shapes = {self.batches.shape(ids) for ids in self.batches.epoch(0)}
-        shared = [(self.copies * -(-B // world), T, U) for B, T, U in shapes]
+        copies = self.copies
+        shared = [(copies * -(-B // world), T, U) for B, T, U in shapes]
         candidates = 1 + self.config.minimum_risk
         options = (sizes, self.fabric.device.type, bool(self.teachers), candidates)
         largest = max(shared, key=lambda shape: predicted_bytes(shape, *options))
         needed = predicted_bytes(largest, *options)
         B, T, U = largest
+        step = describe_step(B // copies, copies, T, U)
         each = f" with {candidates} candidates each" if candidates > 1 else ""
         check_memory(
             needed,
             self.fabric.device,
-            f"a step of {B} sequences of up to {T} frames and {U} labels{each}",
+            f"a step of {step}{each}",
             f"train.max_sequences {self.config.max_sequences} or train.max_cells "
             f"{self.config.max_cells}",
         )
         weights = sum(weights.numel() for weights in self.network.parameters())
         return (
             f"{weights:,} weights; {len(self.batches.examples):,} training sequences; the largest "
-            f"step has {B} of up to {T} frames and {U} labels{each}, and will take about "
-            f"{needed / 2**20:.1f} MB beside the weights"
+            f"step has {step}{each}, and will take about {needed / 2**20:.1f} MB beside the weights"
         )
 
     def _augmenter(self) -> Augmenter | None:

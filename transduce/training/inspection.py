@@ -16,7 +16,7 @@ import numpy as np
 from transduce.architectures import network_sizes
 from transduce.audio.cache import read_ahead, read_features
 from transduce.audio.sound import Header, read_sound_header
-from transduce.data.batches import Batches, Example, predicted_bytes
+from transduce.data.batches import Batches, Example, describe_step, predicted_bytes
 from transduce.data.kinds import read_pairs, recognise
 from transduce.data.manifest import read_tsv
 from transduce.data.pairs import Audio, DataError, Frames, Notation, Origin, Pair, Symbols, skipping
@@ -33,6 +33,11 @@ class Step(NamedTuple):
     num_frames: int
     num_labels: int
     num_bytes: int  # beside the weights
+    copies: int  # of each sequence
+
+    def described(self) -> str:
+        """Say how many sequences of which lengths it has."""
+        return describe_step(self.num_sequences, self.copies, self.num_frames, self.num_labels)
 
 
 @dataclass
@@ -217,8 +222,9 @@ def _largest_step(found: Inspection, recipe: Recipe) -> Step | None:
     shapes = {batches.shape(ids) for ids in batches.epoch(0)}
     steps = [
         Step(
-            *(copies * B, T, U),
+            *(B, T, U),
             predicted_bytes((copies * B, T, U), sizes, candidates=candidates),
+            copies,
         )
         for B, T, U in shapes
     ]
