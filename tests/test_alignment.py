@@ -574,10 +574,12 @@ def test_the_command_says_what_is_missing(run):
         (("one.wav",), "give one of --text, --text-file and --phones"),
         (("one.wav", "--text", "a", "--phones", "A"), "give one of"),
         (("m.jsonl", "--text", "a"), "a manifest has its own texts"),
-        (("one.wav", "--text-file", "nowhere.txt"), "nowhere.txt"),
+        (("one.wav", "--text-file", "nowhere.txt"), "there is no file nowhere.txt; check --text"),
+        (("sounds", "--text", "a"), "sounds is a folder; give a sound, or a manifest"),
         (("one.wav", "--phones", "A", "--resume"), "go with --output"),
     ]:
         (run / "m.jsonl").touch()
+        (run / "sounds").mkdir(exist_ok=True)
         done = command("align", *arguments, "--model", "model", folder=run)
         assert done.returncode == 1 and problem in done.stderr
 

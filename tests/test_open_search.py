@@ -253,6 +253,10 @@ def test_a_search_of_no_vectors_finds_the_empty_sequence():
         (dict(transcription=torch.zeros(3, 4)), r"transcription must be \[B, T, \.\.\.\]"),
         (dict(transcription=torch.full((1, 3, 4), torch.nan).double()), "NaN or \\+inf for item 0"),
         (dict(null_bias=float("nan")), "null_bias must be a finite number"),
+        (
+            dict(prediction_network=torch.nn.Linear(3, 3)),
+            r"needs start\(batch\) and step\(labels, state\), and Linear has no start and no step",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(change, words):
@@ -263,7 +267,7 @@ def test_what_is_wrong_is_said_in_a_sentence(change, words):
         prediction_network=model.prediction_network,
         beam_width=2,
     )
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         search(**arguments | change)
 
 

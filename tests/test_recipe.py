@@ -62,6 +62,12 @@ def test_an_unknown_setting_is_named_with_the_nearest_right_one(tmp_path, wrong,
         recipe_of(tmp_path, f"{wrong} = 1")
 
 
+def test_an_unknown_section_is_named_with_the_nearest_right_one(tmp_path):
+    for wrong, right in [("trian", "train"), ("Data", "data")]:
+        with pytest.raises(RecipeError, match=f"there is no section {wrong}; did you mean {right}"):
+            recipe_of(tmp_path, f"[{wrong}]\nseed = 1")
+
+
 @pytest.mark.parametrize(
     "name, text, said",
     [
@@ -102,7 +108,7 @@ def test_a_list_of_paths_is_in_toml_or_between_commas(tmp_path):
     assert read_recipe(tmp_path / "again.toml") == given
     none = recipe_of(tmp_path, '[train]\nteacher = ["a"]', train__teacher="none")
     assert none.train.teacher == ()
-    with pytest.raises(RecipeError, match=r"^data.validation is empty; give a path, or leave it"):
+    with pytest.raises(RecipeError, match=r"^data.validation is empty; give a path, or none"):
         recipe_of(tmp_path, "", data__validation="")
     with pytest.raises(RecipeError, match=r"train.teacher must be a list, not 3"):
         recipe_of(tmp_path, "[train]\nteacher = 3")

@@ -556,9 +556,9 @@ def test_bad_json_is_refused_in_a_sentence(service):
     for body in (b"[]", b"1", b'"abc"', b"null"):
         assert "not an object" in told(post(body))
     assert "not JSON; send it with Content-Type" in told(post(b'{"input": "a"}', "text/plain"), 415)
-    for query in ({}, {"input": 3}, {"input": ["a", 3]}, {"input": {"a": 1}}, {"input": None}):
+    for query in ({"input": 3}, {"input": ["a", 3]}, {"input": {"a": 1}}, {"input": None}):
         assert "the field input cannot be read" in told(client.post(PHONEMIZE, json=query))
-    assert "the field sede" in told(client.post(PHONEMIZE, json={"input": "a", "sede": 1}))
+    assert "no field sede" in told(client.post(PHONEMIZE, json={"input": "a", "sede": 1}))
     for name, most in (("beam_width", 100), ("n_best", 20)):
         for value in (0, -1, most + 1, 10**30):
             said = told(client.post(PHONEMIZE, json={"input": "a", name: value}))
@@ -625,6 +625,13 @@ def test_unknown_routes_are_told_in_a_sentence(service):
     assert "there is nothing at GET /nothing" in told(client.get("/nothing"), 404)
     assert "there is nothing at GET /v1/phonemize" in told(client.get(PHONEMIZE), 405)
     assert "there is nothing at GET /docs" in told(client.get("/docs"), 404)
+
+
+def test_missing_and_unknown_fields_are_told_in_a_sentence(service):
+    client = client_of(service)
+    assert told(client.post(PHONEMIZE, json={})) == "the field input is missing; add it"
+    unknown = client.post(PHONEMIZE, json={"input": "a", "n_bst": 2})
+    assert told(unknown) == "there is no field n_bst; leave it out"
 
 
 # --- Connections --------------------------------------------------------------------------------

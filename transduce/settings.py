@@ -107,6 +107,12 @@ class _Context:
         nearest = nearest_name(name, setting_names(self.root))
         return RecipeError(f"there is no setting {name}; did you mean {nearest}?")
 
+    def unknown_section(self, name: str) -> RecipeError:
+        """Return the error for a section that is none, with the nearest that is."""
+        sections = [part.name for part in fields(self.root)]  # type: ignore[arg-type]
+        [nearest] = difflib.get_close_matches(name, sections, n=1, cutoff=0.0)
+        return RecipeError(f"there is no section {name}; did you mean {nearest}?")
+
 
 def nearest_name(name: str, names: Sequence[str]) -> str:
     """Return the name that a wrong one most probably means.
@@ -131,7 +137,8 @@ def _replace(
     for key, value in table.items():
         name = prefix + key
         if key not in kinds:
-            raise context.unknown(name)
+            is_section = isinstance(value, Mapping) and not prefix
+            raise context.unknown_section(name) if is_section else context.unknown(name)
         current = getattr(settings, key)
         if is_dataclass(current):
             if not isinstance(value, Mapping):
@@ -162,7 +169,7 @@ def _convert(kind: Any, value: Any, name: str, folder: Path) -> Any:
         raise RecipeError(f"{name} must be {_join(get_args(kind))}, not {_quote(value)}")
     if kind is Path and isinstance(value, str):
         if not value:
-            raise RecipeError(f"{name} is empty; give a path, or leave it out")
+            raise RecipeError(f"{name} is empty; give a path, or none")
         return folder / Path(value).expanduser()
     if isinstance(value, OptionText):
         value = _parse(kind, value)

@@ -229,12 +229,16 @@ def _tasks(
         ]
     if len(given) != 1:
         raise ValueError("say what is said: give one of --text, --text-file and --phones")
+    if sound.is_dir():
+        raise ValueError(f"{sound} is a folder; give a sound, or a manifest of sounds and texts")
     if text_file is not None:
         text = _read_text(text_file)
     return [Task(Pair(sound.stem, Audio(sound), (), Origin(sound)), text, phones, sound.stem)]
 
 
 def _read_text(file: Path) -> str:
+    if not file.is_file():
+        raise DataError(f"there is no file {file}; check --text-file")
     try:
         return file.read_text("utf-8-sig")
     except UnicodeDecodeError:

@@ -47,7 +47,16 @@ class Problem:
     options: SearchOptions
 
     def __post_init__(self) -> None:
-        """Raise ValueError if f and g cannot be added; the compiled kernels would not notice."""
+        """Raise an error for a network that is none, or if f and g cannot be added.
+
+        The compiled kernels would not notice.
+        """
+        missing = [name for name in ("start", "step") if not hasattr(self.network, name)]
+        if missing:
+            raise TypeError(
+                f"a prediction network needs start(batch) and step(labels, state), and "
+                f"{type(self.network).__name__} has no {' and no '.join(missing)}; add it"
+            )
         network = self._added_network()
         if network is not None and network.output.out_features != self.num_outputs:
             raise ValueError(

@@ -288,4 +288,8 @@ async def _query(request: Request) -> PhonemizeQuery:
     if not first["loc"]:
         raise Refusal(400, "the body is not an object; send one with the field input")
     where, what = str(first["loc"][0])[:100], first["msg"][:1].lower() + first["msg"][1:]
+    if first["type"] == "missing":
+        raise Refusal(400, f"the field {where} is missing; add it")
+    if first["type"] == "extra_forbidden":
+        raise Refusal(400, f"there is no field {where}; leave it out")
     raise Refusal(400, f"the field {where} cannot be read ({what}); correct it")
