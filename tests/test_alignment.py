@@ -633,6 +633,8 @@ def test_a_detour_is_scored_from_some_labels_before_it_to_some_after():
     path = SimpleNamespace(vectors=range(500), labels=range(20), frames=frames)
     [first], [last] = LabelPath._windows(path, np.array([9]), np.array([11]))
     assert first == frames[9 - margin] and last == frames[10 + margin] + 1
+    [first], [last] = LabelPath._windows(path, np.array([1]), np.array([19]))
+    assert first == 0 and last == 500  # from the start to the end
 
 
 def test_cuts_with_a_margin_lie_on_both_sides_of_those_without():

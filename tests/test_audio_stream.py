@@ -17,8 +17,14 @@ SETTINGS = {
     "windows with gaps": FeatureSettings(sample_rate=1000, window=0.005, shift=0.012),
     "sherpa": FeatureSettings("sherpa", 2000, num_deltas=0, num_channels=12),
     "sherpa with deltas": FeatureSettings("sherpa_streaming", 1000, num_channels=9),
-    "sherpa with gaps": FeatureSettings("sherpa", 1000, window=0.005, shift=0.012),
+    "sherpa with gaps": FeatureSettings("sherpa", 2000, num_channels=12, window=0.02, shift=0.033),
 }
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_frames_that_are_compared_differ_from_each_other(name):
+    frames = Features(SETTINGS[name])(torch.randn(1, 900) / 10)[0][0]
+    assert len(frames) > 10 and bool((frames.std(0) > 0.01).all())
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -50,6 +50,7 @@ TESTS = {
     "lattice/cpu/detours": ["alignment"],
     "lattice/cpu/": ["lattice", "lattice_loss", "rnnt_loss", "distillation"],
     "lattice/": ["lattice", "lattice_loss", "variants"],
+    "model/signature": ["signature", "model"],
     "decoding/cpu/": ["decoding", "stream_search"],
     "decoding/": ["decoding", "open_search"],
     "kernels/simd/": ["simd", "lattice", "lstm"],
@@ -66,6 +67,10 @@ TESTS = {
     "http/": ["web", "serving"],
     "web/": ["web"],
     "serving/": ["serving"],
+    "cli/align": ["alignment"],
+    "cli/speak": ["speech"],
+    "cli/plot": ["analysis", "cli"],
+    "cli/train": ["cli", "demo", "graphones"],
     "cli/": ["cli", "cli_search"],
     "settings": ["recipe", "cli"],
     "": ["model", "training"],
@@ -226,8 +231,8 @@ def replanted(report: Path) -> list[Bug]:
 # --- Tests --------------------------------------------------------------------------------------
 
 
-def tests_of(path: str, most: int = 6) -> list[str]:
-    """Return the test files of a module: named after it, of its folder, and importing it."""
+def tests_of(path: str, most: int = 4) -> list[str]:
+    """Return the test files of a module: named after it, importing it, and of its folder."""
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     *_, parent, stem = f".{module}".split(".")
     names = [f"test_{stem}", f"test_{parent}_{stem}", f"test_{stem}s"]
@@ -237,8 +242,8 @@ def tests_of(path: str, most: int = 6) -> list[str]:
     files = sorted((ROOT / "tests").glob("test_*.py"), key=lambda file: file.stat().st_size)
     importing = [f"tests/{file.name}" for file in files if re.search(forms, file.read_text())]
     of_folder = next(names for prefix, names in TESTS.items() if path.startswith(prefix))
-    found = [*named, *importing, *(f"tests/test_{name}.py" for name in of_folder)]
-    return [file for file in dict.fromkeys(found) if (ROOT / file).exists()][:most]
+    found = [*named, *importing[:most], *(f"tests/test_{name}.py" for name in of_folder)]
+    return [file for file in dict.fromkeys(found) if (ROOT / file).exists()]
 
 
 class Checkout:
