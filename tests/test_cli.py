@@ -13,6 +13,7 @@ import time
 import warnings
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from explored import RATE, sound, sound_model
 
 from transduce import cli
 from transduce.cli import terminal as terminal_module
+from transduce.cli.plot import _node
 from transduce.cli.runs import runs_and_files
 from transduce.cli.terminal import user_errors
 from transduce.model.checkpoint import save_model
@@ -306,6 +308,11 @@ def test_the_papers_figures_are_drawn(folder):
     done = transduce("plot", "sensitivity", "runs/transducer", "ab", *options, folder=folder)
     assert done.returncode == 0, done.stderr
     assert "<svg" in (folder / "why/not.svg").read_text()
+
+
+def test_the_node_in_the_middle_is_drawn_unless_one_is_named():
+    view = SimpleNamespace(num_labels=5, num_vectors=9, emitting_node=lambda u: (7, u))
+    assert _node(view, None) == (7, 2) and _node(view, "3,1") == (3, 1)
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,13 @@ def pronouncer():
     return model_of(LETTERS, num_steps=300)
 
 
+def test_an_input_that_is_larger_than_a_batch_is_a_batch_by_itself(monkeypatch):
+    monkeypatch.setitem(module.CELLS, "cpu", 4)
+    pairs = [Pair("x", ("a",) * T, ("S",) * U, Origin(Path("x"))) for T, U in ((9, 5), (1, 1))]
+    examples = LETTERS.examples(pairs)
+    assert [ids for ids, _ in module.batches_of(model_of(LETTERS), examples)] == [[1], [0]]
+
+
 def test_the_latency_counts_the_window_pooling_lookahead_and_deltas():
     sizes = dict(hidden_size=4, prediction_size=4, pooling=3)
     for settings, config, expected in (

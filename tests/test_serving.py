@@ -652,9 +652,9 @@ def head(path, *lines):
 
 
 def is_well(address):
-    """Return whether the server still answers."""
+    """Return whether the server still answers, and does not name its software."""
     with urllib.request.urlopen(f"{address}/health", timeout=10) as answer:
-        return answer.status == 200
+        return answer.status == 200 and "server" not in answer.headers
 
 
 def test_an_upload_of_2_gb_is_refused_before_it_is_sent(service):

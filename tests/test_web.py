@@ -48,6 +48,7 @@ from transduce.data.pairs import Frames, Origin, Pair
 from transduce.decoding import beam_search_steps
 from transduce.decoding.options import SearchOptions
 from transduce.http import connections
+from transduce.http.connections import listen
 from transduce.http.hosts import names_this_server
 from transduce.http.sounds import decode_sound
 from transduce.model.checkpoint import TrainedModel, save_model
@@ -680,6 +681,15 @@ def test_the_command_shows_the_examples_of_data_or_else_of_the_run(text, tmp_pat
     cli.explore(tmp_path, data=tmp_path / "words.tsv")
     assert served[0].pairs == own
     assert [pair.target for pair in served[1].pairs] == [("A", "B", "C")]
+
+
+@pytest.mark.parametrize("host, shown", [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_the_address_of_a_server_is_a_url(host, shown):
+    if ":" in host and not socket.has_dualstack_ipv6():
+        pytest.skip("there is no IPv6")
+    listening, address = listen(host, 0, "the server")
+    with listening:
+        assert address == f"http://{shown}:{listening.getsockname()[1]}/"
 
 
 def test_a_port_in_use_is_reported(tmp_path):
