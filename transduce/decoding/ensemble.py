@@ -324,7 +324,7 @@ class _Column:
         self.log_entered[:, 0] = 0.0
 
     def expected(self) -> Tensor:
-        """Return ln Pr(k|y,x) of every prefix y and label k, null being the end, [R, K+1]."""
+        """Return ln Pr(y k|x) of every prefix y and label k, null being the end, [R, K+1]."""
         g, self.state = self.network.step(self.labels, self.state)
         self.log_pr = (self.f[self.rows] + g.double()[:, None]).log_softmax(-1)  # [R, T, K+1]
         log_null = self.log_pr[..., NULL].clamp(min=LEAST_LOG_NULL)
@@ -335,8 +335,7 @@ class _Column:
         self.log_alpha = log_alpha.masked_fill(~self.inside[self.rows], -torch.inf)
         joint = torch.logsumexp(self.log_alpha[..., None] + self.log_pr, 1)
         ends = (self.log_alpha + log_null).gather(1, self.last[self.rows, None])
-        joint = torch.cat((ends, joint[:, NULL + 1 :]), 1)
-        return joint - joint.logsumexp(1, keepdim=True)
+        return torch.cat((ends, joint[:, NULL + 1 :]), 1)
 
     def advance(self, prefixes: Tensor, labels: Tensor) -> None:
         """Continue with some of the prefixes, each with one more label."""
