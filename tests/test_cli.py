@@ -542,6 +542,22 @@ def test_a_wrong_option_is_one_sentence_and_exits_with_code_2(folder, command, o
 
 
 @pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["evaluate", "runs/transducer", "--beam-widht", 3], "Did you mean --beam-width?"),
+        (["evaluate", "runs/transducer", "--beam-width", "a"], "--beam-width: unable to convert"),
+        (["graphones"], "RECIPE requires an argument"),
+        (["evalute"], "Unknown command"),
+    ],
+)
+def test_an_error_of_the_options_looks_like_all_others(folder, arguments, said):
+    done = transduce(*arguments, folder=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("transduce: ") and said in sentence
+
+
+@pytest.mark.parametrize(
     "command, option, meant",
     [
         ("train", "--resum", "--resume"),

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable
 
 import cyclopts
+from rich.console import Console
+from rich.text import Text
 
 import transduce
 from transduce.cli.align import align
@@ -43,10 +45,18 @@ __all__ = [
     "warm_up",
 ]
 
+
+def _sentence(error: cyclopts.CycloptsError) -> Text:
+    """Write an error of the options as all other errors are."""
+    return Text(f"transduce: {error}")
+
+
 app = cyclopts.App(
     name="transduce",
     help="Sequence transduction with recurrent neural networks.",
     version=transduce.__version__,
+    error_formatter=_sentence,
+    error_console=Console(stderr=True, soft_wrap=True),
 )
 # --help lists the commands in this order, which is also that of the README.
 COMMANDS: list[Callable[..., None]] = [

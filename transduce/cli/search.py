@@ -18,6 +18,7 @@ from transduce.decoding.options import SearchOptions, widened
 from transduce.model.checkpoint import load_model
 from transduce.model.signature import Signature
 from transduce.model.tensors import is_safetensors
+from transduce.settings import OptionError
 
 NGRAM_ORDER = 4
 FUSIONS = "give ngram:FILE, an .arpa file, or the run of a prediction network"
@@ -119,4 +120,4 @@ def _named_by_flags() -> Iterator[None]:
         yield
     except ValueError as error:
         named = re.sub(rf"\b({names})\b", lambda name: "--" + name[0].replace("_", "-"), str(error))
-        raise ValueError(named) from None
+        raise OptionError(named) from None

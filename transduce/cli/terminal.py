@@ -15,6 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress as Bar
 
+from transduce.settings import OptionError
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of output that is not a file
 
 
@@ -22,15 +24,18 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of output 
 def user_errors() -> Iterator[None]:
     """Print errors that the user can fix as one sentence, and exit with 1; exit with 130 on Ctrl-C.
 
-    Such errors are ValueErrors (of data, recipes, options and model files) and OSErrors that name
-    a file. Print warnings as one sentence too.
+    Such errors are ValueErrors (of data, recipes and model files) and OSErrors that name a file. An
+    error of an option exits with 2. Print warnings as one sentence too.
     """
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _Warnings()
             yield
     except ValueError as error:
-        raise SystemExit(f"transduce: {error}") from None
+        if not isinstance(error, OptionError):
+            raise SystemExit(f"transduce: {error}") from None
+        print(f"transduce: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
     except BrokenPipeError:  # the reader of our output is gone, as in `transduce ... | head`
         _discard_output()
     except OSError as error:

@@ -7,8 +7,7 @@ when they run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +54,7 @@ def train(
     """
     from transduce.training.fit import fit
 
-    with user_errors(), _usage_errors():
+    with user_errors():
         folder = run or Path("runs") / recipe.stem
         if resume and not (folder / CONFIG_FILE).is_file():
             raise ValueError(f"there is no run in {folder} to resume; check --run")
@@ -91,7 +90,7 @@ def graphones(
         The .safetensors file to write. The file of another joint n-gram model is replaced; any
         other file is refused.
     """
-    with user_errors(), _usage_errors():
+    with user_errors():
         if not output.absolute().parent.is_dir():
             raise ValueError(f"--output {output}: there is no folder {output.parent}; make it")
         if output.suffix != ".safetensors":
@@ -143,7 +142,7 @@ def table(
     skip_bad
         Skip pairs that cannot be read, and print how many there were.
     """
-    with user_errors(), _usage_errors():
+    with user_errors():
         rows = []
         folders, settings = _runs_and_settings(runs)
         overrides = _overrides(settings, "beam-width", "device", "skip-bad")
@@ -177,16 +176,6 @@ def demo(*, run: Path = Path("runs/demo"), seed: int = 0, figure: Path | None = 
         from transduce import demo as demonstration
 
         demonstration.run(run, seed, figure)
-
-
-@contextmanager
-def _usage_errors() -> Iterator[None]:
-    """Print errors of options as one sentence, and exit with 2."""
-    try:
-        yield
-    except OptionError as error:
-        print(f"transduce: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
 
 
 def _set_precision(recipe: Recipe) -> None:
