@@ -10,6 +10,7 @@ from numba import njit
 from slow import slow_except
 
 from transduce.kernels.simd import functions, int8
+from transduce.kernels.simd import threads as threads_module
 from transduce.kernels.simd.affine import BLOCK, PackedAffine
 from transduce.kernels.simd.options import CONTRACT, VECTOR_BYTES
 from transduce.kernels.simd.products import GROUP, multiply, multiply_packed, pack
@@ -307,6 +308,12 @@ def test_every_share_is_taken_once_by_any_threads(num_shares, threads, set_num_t
     sums(team(num_shares), (starts, np.arange(7.0 * num_shares), totals))
     expected = np.arange(7.0 * num_shares).reshape(num_shares, 7).sum(1)
     np.testing.assert_array_equal(totals, expected)
+
+
+def test_without_openmp_there_is_one_thread(monkeypatch):
+    monkeypatch.setattr(threads_module, "openmp", lambda: None)
+    monkeypatch.setattr(threads_module, "_openmp", threads_module._openmp.__wrapped__)
+    assert num_threads() == 1
 
 
 def test_there_are_as_many_threads_as_pytorch_has_or_one(set_num_threads):

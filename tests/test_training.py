@@ -106,6 +106,22 @@ def test_the_papers_update_is_the_one_written_by_hand(tmp_path):
     assert max(moved) > 1e-3
 
 
+def test_a_step_descends_the_mean_of_its_sequences(tmp_path):
+    """All sequences are in one step, so that the plain update is the learning rate times it."""
+    settings = {"optimiser": "sgd", "learning_rate": 0.1, "max_sequences": 1000, "max_epochs": 1}
+    recipe = toy_recipe(tmp_path, **settings, max_cells=10**6)
+    corpus = read_corpus(recipe.data)
+    run(recipe, tmp_path / "run", corpus=corpus)
+    network = build_first(recipe)
+    assert len(corpus.training) == 100
+    loss = network.losses(Batch.of(corpus.training)).mean()
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
+    found = weights_of(tmp_path / "run")
+    for (name, first), gradient in zip(network.named_parameters(), gradients, strict=True):
+        expected = first.detach() - 0.1 * gradient
+        torch.testing.assert_close(found[f"network.{name}"], expected, rtol=1e-4, atol=1e-6)
+
+
 def build_first(recipe):
     torch.manual_seed(recipe.train.seed)
     return build_network(recipe.network, 4, 4)

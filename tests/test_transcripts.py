@@ -83,7 +83,10 @@ def heard(*hypotheses, seconds=1.2):
 
 
 def test_a_textgrid_covers_the_sound_and_its_pauses_without_gaps():
-    found = intervals(heard().as_textgrid())
+    grid = heard().as_textgrid()
+    found = intervals(grid)
+    numbers = re.findall(r"intervals \[(\d+)\]", grid)
+    assert [int(number) for number in numbers] == list(range(1, len(found) + 1))
     # The peaks are 0.25; 0.525 and 0.575, which share a vector; 0.95.
     assert [text for *_, text in found] == ["", "AA", "", "B", "B", "", '""', ""]
     assert found[0][0] == 0 and found[-1][1] == 1.2

@@ -63,9 +63,10 @@ def test_the_loss_of_additive_arrows_is_transducer_loss(scale):
     assert_close(gradients(found, *ours), gradients(expected, *theirs), rtol=1e-9, atol=1e-9)
 
 
-def test_additive_arrows_are_those_of_the_joint_tensor():
+@pytest.mark.parametrize("padding", [-7, 10**6])
+def test_additive_arrows_are_those_of_the_joint_tensor(padding):
     f, g, labels, *_ = random_batch([5, 4], [3, 2], 6, dtype=DOUBLE)
-    labels[1, 2] = -7  # padding
+    labels[1, 2] = padding
     found = additive_transitions(f, g, labels)
     assert_close(found, joint_transitions(f[:, :, None] + g[:, None], labels))
     half = additive_transitions(f.half(), g.half(), labels)
