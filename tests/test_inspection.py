@@ -189,10 +189,13 @@ def test_the_exit_code_is_1_if_nothing_can_be_read(tmp_path):
         "transduce: nothing in a.jsonl can be read; correct it, or give other data\n"
     )
     (tmp_path / "folder").mkdir()
-    for name, problem in (("none", "not there"), ("folder", "a folder without a data set")):
+    for name, problem in (
+        ("none.jsonl", "cannot be read (there is no such file); check the path\n"),
+        ("folder", "is a folder without a data set; give data in one of the formats"),
+    ):
         done = transduce("inspect", name, folder=tmp_path)
-        assert done.returncode == 1
-        assert f"transduce: {name} is {problem}; give data in one of the formats" in done.stderr
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"transduce: {name} {problem}")
 
 
 def test_other_rates_and_channels_are_counted(tmp_path):

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from transduce.cli.terminal import progress_bar, user_errors
 from transduce.data.pairs import Notation
+from transduce.model.inputs import check_exists
 from transduce.training.inspection import Inspection, Trouble, bin_edges, inspect_data
 from transduce.training.recipe import read_recipe, recipe_file
 
@@ -67,6 +68,7 @@ def inspect(
             from transduce.analysis.figures import check_suffix, save_figure
 
             check_suffix(figure)
+        check_exists(path)
         is_text = path.suffix == ".tsv"
         if recipe is None and split is None and not is_text:
             split = "characters"
