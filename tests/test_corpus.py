@@ -1,5 +1,6 @@
 """A recipe's data: every corpus by its name, held-out sets, and pairs that are left out."""
 
+import gzip
 import json
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from transduce.data.manifest import Manifest
 from transduce.data.pairs import DataError, Notation
 from transduce.settings import RecipeError
 from transduce.training.corpus import DataConfig, read_corpus, read_splits
@@ -186,3 +188,17 @@ def test_a_recipe_must_name_its_data(tmp_path, settings, said):
     settings = settings | files
     with pytest.raises(RecipeError, match=said):
         read_corpus(DataConfig(**settings))
+
+
+def test_a_plain_manifest_is_indexed_and_a_compressed_one_read(tmp_path):
+    lines = "".join(f'{{"audio_filepath": "{n}.wav", "text": "a"}}\n' for n in range(5)).encode()
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    for n in range(5):
+        (tmp_path / f"{n}.wav").touch()
+    plain, compressed = (
+        read_splits(DataConfig(training=tmp_path / name, num_validation=2)).training
+        for name in ("a.jsonl", "a.jsonl.gz")
+    )
+    assert isinstance(plain, Manifest) and not isinstance(compressed, Manifest)
+    assert [pair.name for pair in plain] == [pair.name for pair in compressed]

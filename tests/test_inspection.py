@@ -3,6 +3,7 @@
 import json
 import re
 from array import array
+from dataclasses import replace
 
 import pytest
 import soundfile
@@ -11,8 +12,10 @@ from datasets import RATE, TEXTS, WRITERS, encoded, samples, write_manifest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transduce.architectures import network_sizes
 from transduce.audio.sound import read_sound_header, read_wave
 from transduce.cli.inspect import _bins
+from transduce.data.batches import predicted_bytes
 from transduce.data.pairs import Audio, DataError, Notation
 from transduce.training.inspection import inspect_data, least_vectors
 from transduce.training.recipe import Recipe, read_recipe
@@ -53,6 +56,15 @@ def test_the_largest_step_is_that_of_a_training(tmp_path):
         f"the largest step has {step.described()}, and will take about "
         f"{step.num_bytes / 2**20:.1f} MB"
     ) in said
+
+
+def test_a_step_of_minimum_risk_has_several_candidates_of_each_sequence(tmp_path):
+    path = write_manifest(tmp_path)
+    recipes = [replace(Recipe(), train=replace(Recipe().train, minimum_risk=n)) for n in (0, 3)]
+    one, four = (inspect_data(path, "text", CHARACTERS, recipe).step for recipe in recipes)
+    sizes = network_sizes(Recipe().network, Recipe().data.features.size, 3)
+    assert one[:3] == four[:3] and one.num_bytes == predicted_bytes(one[:3], sizes)
+    assert four.num_bytes == predicted_bytes(four[:3], sizes, candidates=4) > one.num_bytes
 
 
 def test_troubles_are_counted_and_the_first_are_named(tmp_path):

@@ -5,8 +5,8 @@
 
 A bug is another operator, a constant off by one, a condition the other way round, or `and` for
 `or`. Text, errors and annotations are left as they are, and so is what a test could only repeat:
-numbers in constants (`SECONDS = 10`), sizes of figures and fonts, colours of terminals, and
-`strict` of zip. Every module has its turn before any has a second one.
+numbers in constants (`SECONDS = 10`), defaults of settings, sizes of figures and fonts, colours of
+terminals, and `strict` of zip. Every module has its turn before any has a second one.
 
 The tests of a module are `tests/test_NAME.py`, the files that import it, shortest first, and those
 of its folder. Of these, the tests that call the function with the bug are run, quickest first;
@@ -188,7 +188,7 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
         if isinstance(node, ast.Module) and isinstance(child, ast.Assign) and _is_chosen(child):
             continue
         if isinstance(child, ast.AnnAssign):
-            if child.value is not None:
+            if child.value is not None and not isinstance(child.value, ast.Constant):
                 yield child.value
                 yield from _code(child.value)
             continue
