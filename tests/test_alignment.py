@@ -34,6 +34,7 @@ from transduce.alignment.variants import (
     _choice,
     _improved,
     _moves,
+    _places,
     choose_pronunciations,
 )
 from transduce.architectures import NetworkConfig, build_network
@@ -635,6 +636,20 @@ def test_a_detour_is_scored_from_some_labels_before_it_to_some_after():
     assert first == frames[9 - margin] and last == frames[10 + margin] + 1
     [first], [last] = LabelPath._windows(path, np.array([1]), np.array([19]))
     assert first == 0 and last == 500  # from the start to the end
+
+
+@pytest.mark.parametrize(
+    "y, heard, places",
+    [
+        ((1, 2, 3), (1, 2, 3), [(0, 0), (1, 1), (2, 2), (3, 3)]),
+        ((1, 3), (1, 2, 3), [(0, 0), (1, 2), (3, 3)]),
+        ((1, 2, 3), (1, 3), [(0, 0), (1, 1), (1, 1), (2, 2)]),
+        ((1, 2, 3), (1, 4, 3), [(0, 0), (1, 1), (2, 2), (3, 3)]),
+        ((), (1, 2), [(0, 2)]),
+    ],
+)
+def test_a_place_between_labels_has_a_first_and_a_last_place_in_what_was_heard(y, heard, places):
+    assert _places(y, heard) == places
 
 
 def test_cuts_with_a_margin_lie_on_both_sides_of_those_without():
