@@ -24,9 +24,9 @@ def speak(
     *,
     speaker: str | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
-    temperature: float = 0.4,
-    durations: Literal["median", "drawn"] = "median",
-    seed: int = 0,
+    temperature: float = GenerationOptions.temperature,
+    durations: Literal["median", "drawn"] = GenerationOptions.durations,
+    seed: int = GenerationOptions.seed,
     device: Device = "cpu",
 ) -> None:
     """Say a text with a continuous transducer, and write the sound to a WAV file.
