@@ -503,7 +503,7 @@ def test_a_model_that_ships_ignores_a_config_in_the_working_folder(shipped, tmp_
 @pytest.mark.parametrize("option, number", [("--beam-width", -1), ("--n-best", 0)])
 def test_search_widths_below_one_are_refused(shipped, tmp_path, option, number):
     done = command("phonemize", "a", option, number, "--model", "tiny-pronouncer", folder=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"{option} must be at least 1, not {number}" in done.stderr
 
 

@@ -282,7 +282,7 @@ def test_the_candidates_are_reported_and_count_as_memory(tmp_path):
         said.append(file.getvalue())
     megabytes = [float(text.split("about ")[1].split(" MB")[0]) for text in said]
     assert megabytes[0] < megabytes[1] < 4 * megabytes[0]
-    assert "8 of up to 6 frames and 6 labels with 4 candidates each, and will take" in said[1]
+    assert "8 sequences of up to 6 frames and 6 labels with 4 candidates each, and" in said[1]
     assert "found the candidates of 100 sequences in 0 s" in said[1]
     assert "candidates" not in said[0]
 
