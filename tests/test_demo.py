@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from commands import ENVIRONMENT
+from commands import transduce as command
 
 import transduce
 from transduce import demo
@@ -65,3 +66,14 @@ def test_each_network_is_trained_with_the_seed_in_a_folder_of_its_own(tmp_path, 
     demo.run(tmp_path, 7)
     assert trained == [(7, tmp_path / name) for name in ("prediction", "ctc", "transducer")]
     assert loaded == [*(folder for _, folder in trained), tmp_path / "transducer"]
+
+
+def test_a_figure_is_optional_and_its_folder_must_be_there(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(demo, "run", lambda *arguments: asked.append(arguments))
+    for options in ((), ("--figure", "lattice.png")):
+        assert command("demo", *options, folder=tmp_path).returncode == 0
+    assert asked == [(Path("runs/demo"), 0, None), (Path("runs/demo"), 0, Path("lattice.png"))]
+    done = command("demo", "--figure", "no/lattice.png", folder=tmp_path)
+    assert done.returncode == 1 and len(asked) == 2
+    assert done.stderr == "transduce: --figure no/lattice.png: there is no folder no; make it\n"
