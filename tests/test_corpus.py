@@ -163,6 +163,9 @@ def test_bad_pairs_are_skipped_and_counted(tmp_path):
     files = {"training": tmp_path / "a.tsv", "validation": tmp_path / "b.tsv"}
     with pytest.raises(DataError, match="line 2: there is no tab"):
         read_corpus(DataConfig(corpus="tsv", **files))
+    (tmp_path / "good.tsv").write_text("ab\tX\nb\tX\n")
+    with pytest.raises(DataError, match=r"b.tsv, line 2: .*; --data.skip_bad true leaves such"):
+        read_corpus(DataConfig(corpus="tsv", **files | {"training": tmp_path / "good.tsv"}))
     corpus = read_corpus(DataConfig(corpus="tsv", skip_bad=True, **files))
     assert (len(corpus.training), len(corpus.validation), len(corpus.skipped)) == (2, 1, 2)
 

@@ -49,10 +49,7 @@ from transduce.model.signature import Signature
 from transduce.settings import RecipeError, check_at_least
 
 CHARACTERS = Notation("characters", None)
-NO_VALIDATION = (
-    "data.validation is not set; give --data.validation FILE, or hold some pairs out with "
-    "--data.num_validation NUMBER"
-)
+FROM_FILES = ("manifest", "tsv", "targets")  # corpora without splits of their own
 # Pairs whose frames determine the statistics of a training set that memory does not hold. The error
 # of the mean is the deviation of the utterances' means / sqrt(2000): in LibriSpeech, where that is
 # at most 0.58 of the deviation of all frames, 1.3 % of a deviation.
@@ -157,7 +154,7 @@ def read_corpus(data: DataConfig, *, targets_only: bool = False, spoken: bool = 
         signature = Signature(targets, target_notation)
         training = signature.examples(splits.training, skipped=skipped)
     elif isinstance(first, tuple):
-        signature = _text_signature(data, splits.training)
+        signature = _text_signature(data, splits.training, targets)
         with _skipping_suggested():
             training = signature.examples(splits.training, skipped=skipped)
     else:
@@ -276,7 +273,7 @@ def read_text(
     pairs = read_splits(data, skipped, validated=False).training
     if data.corpus == "targets" or not isinstance(_first(data, pairs).source, tuple):
         raise DataError("the training set has no texts as inputs; give text to text")
-    signature = _text_signature(data, pairs)
+    signature = _text_signature(data, pairs, target_alphabet(pairs))
     with _skipping_suggested():
         return signature.examples(pairs, skipped=skipped), signature
 
@@ -290,17 +287,15 @@ def _skipping_suggested() -> Iterator[None]:
         raise DataError(f"{error}; --data.skip_bad true leaves such pairs out") from None
 
 
-def _text_signature(data: DataConfig, pairs: Sequence[Pair]) -> Signature:
+def _text_signature(data: DataConfig, pairs: Sequence[Pair], targets: Alphabet) -> Signature:
     """Return the alphabets and notations of pairs of texts."""
     source_notation = LETTERS if data.corpus.startswith("cmudict") else data.source_notation
-    return Signature(
-        target_alphabet(pairs), _target_notation(data), source_alphabet(pairs), source_notation
-    )
+    return Signature(targets, _target_notation(data), source_alphabet(pairs), source_notation)
 
 
 def _target_notation(data: DataConfig) -> Notation:
     """Return how targets are written: those of the corpora with a name are phones."""
-    return data.target_notation if data.corpus in ("manifest", "tsv", "targets") else PHONES
+    return data.target_notation if data.corpus in FROM_FILES else PHONES
 
 
 def read_splits(
@@ -310,7 +305,13 @@ def read_splits(
 
     Raise RecipeError if there is no validation set, unless `validated` is false.
     """
-    splits = _read_splits(data, skipped, validated)
+    splits = _read_splits(data, skipped)
+    is_named = data.validation is not None or data.num_validation > 0
+    if validated and not is_named and data.corpus in FROM_FILES:
+        raise RecipeError(
+            "data.validation is not set; give --data.validation FILE, or hold some pairs out with "
+            "--data.num_validation NUMBER"
+        )
     training = splits.training
     if data.num_training is not None and data.num_training < len(training):
         drawn = sorted(random.Random(data.seed).sample(range(len(training)), data.num_training))
@@ -330,7 +331,7 @@ def read_splits(
     return Splits(training, splits.validation, splits.test)
 
 
-def _read_splits(data: DataConfig, skipped: list[DataError] | None, validated: bool) -> Splits:
+def _read_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits:
     """Read the three sets of the corpus, before num_training and additional."""
     if data.corpus == "timit":
         folder = _needed(data, "folder")
@@ -351,15 +352,14 @@ def _read_splits(data: DataConfig, skipped: list[DataError] | None, validated: b
     if data.corpus == "cmudict":
         return _cmudict_splits(data, skipped)
     if data.corpus == "manifest":
-        return _manifest_splits(data, skipped, validated)
+        return _manifest_splits(data, skipped)
     pairs = _read_file(data, _needed(data, "training"), skipped)
     test = [] if data.test is None else _read_file(data, data.test, skipped)
+    validation: Sequence[Pair] = ()
     if data.validation is not None:
         validation = _read_file(data, data.validation, skipped)
-    elif data.num_validation or not validated:
+    elif data.num_validation:
         pairs, validation = hold_out(pairs, data.num_validation, data.seed)
-    else:
-        raise RecipeError(NO_VALIDATION)
     return Splits(tuple(pairs), tuple(validation), tuple(test))
 
 
@@ -380,21 +380,18 @@ def _cmudict_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits
     return Splits(tuple(training), *held_out)
 
 
-def _manifest_splits(data: DataConfig, skipped: list[DataError] | None, validated: bool) -> Splits:
+def _manifest_splits(data: DataConfig, skipped: list[DataError] | None) -> Splits:
     """Index the training set of a manifest; read the validation and test sets."""
     training = _open_sounds(data, _needed(data, "training"), skipped)
     test = [] if data.test is None else _read_file(data, data.test, skipped)
+    validation: Sequence[Pair] = ()
     if data.validation is not None:
         validation = _read_file(data, data.validation, skipped)
-    elif not data.num_validation and not validated:
-        validation = []
     elif data.num_validation and isinstance(training, Manifest):
         training, held_out = training.hold_out(data.num_validation, data.seed)
         validation = held_out.read(skipped)
     elif data.num_validation:
         training, validation = hold_out(training, data.num_validation, data.seed)
-    else:
-        raise RecipeError(NO_VALIDATION)
     return Splits(training, tuple(validation), tuple(test))
 
 

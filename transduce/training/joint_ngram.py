@@ -16,20 +16,18 @@ def learn_joint_ngram(data: DataConfig, skipped: list[DataError] | None = None) 
     A pair with more labels than graphones can hold is left out. Its error, and those of pairs that
     could not be read, go into `skipped`.
     """
-    unread = list[DataError]()
-    examples, signature = read_text(data, unread if data.skip_bad else None)
+    skipped = [] if skipped is None else skipped
+    examples, signature = read_text(data, skipped if data.skip_bad else None)
     assert signature.sources is not None
     pairs = [(example.frames.numpy(), example.labels.numpy()) for example in examples]
-    if skipped is not None:
-        skipped += unread
-        skipped += (
-            example.pair.origin.error(
-                f"{example.num_labels} labels are too many for {example.num_frames} source "
-                "symbols; a graphone has at most two"
-            )
-            for example in examples
-            if example.num_labels > MOST_LABELS * example.num_frames
+    skipped += (
+        example.pair.origin.error(
+            f"{example.num_labels} labels are too many for {example.num_frames} source symbols; "
+            "a graphone has at most two"
         )
+        for example in examples
+        if example.num_labels > MOST_LABELS * example.num_frames
+    )
     try:
         sizes = len(signature.sources), len(signature.targets)
         return JointNGramModel(JointNGram.learn(pairs, *sizes), signature)
