@@ -308,10 +308,7 @@ def test_several_models_are_one_ensemble(tmp_path):
     shard = ("words.txt", "--output", "out", "--shard", "1/1", *options)
     assert transduce("phonemize", *shard, folder=tmp_path).returncode == 0
     [file] = (tmp_path / "out").iterdir()
-    assert (
-        json.loads(file.read_text())
-        == phonemize("lead", model=load("english-pronouncer", path), n_best=2).as_json()
-    )
+    assert json.loads(file.read_text()) == phonemize("lead", model=ensemble, n_best=2).as_json()
 
 
 def test_shards_are_looked_up_too(tmp_path):

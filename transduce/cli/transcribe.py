@@ -40,11 +40,10 @@ from transduce.model.inputs import (
     stream_lines,
 )
 from transduce.model.lines import (
-    PRONOUNCER,
-    STRESS_PRONOUNCER,
     Pronouncer,
     Pronunciation,
     load_pronouncer,
+    shipped_pronouncer,
 )
 from transduce.model.model import MOST_INPUTS, Model, Precision, sorts_by_length
 from transduce.model.signature import EmptyInput, Signature
@@ -233,7 +232,7 @@ def phonemize(
             raise ValueError("--output goes with --shard, such as --shard 1/1; give both")
         if verbose and n_best > 1:
             raise ValueError("--verbose shows the words of the best output, without --n-best")
-        models = model or [Path(STRESS_PRONOUNCER if stress else PRONOUNCER)]
+        models = model or [Path(shipped_pronouncer(stress))]
         loaded = load_pronouncer(*models, stress=stress)
         options = (search or SearchFlags()).options(loaded.signature, beam_width, n_best)
         pronouncer = _pronouncer(loaded, lookup, ipa)

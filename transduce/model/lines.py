@@ -246,13 +246,16 @@ def _is_abbreviation(word: str) -> bool:
     return len(word) > 1 and word.isalpha() and VOWELS.isdisjoint(spelling(word))
 
 
+def shipped_pronouncer(stress: bool) -> str:
+    """Return the name of the pronouncer that ships, with or without stress digits."""
+    return STRESS_PRONOUNCER if stress else PRONOUNCER
+
+
 def load_pronouncer(*models: str | Path, stress: bool = False) -> Model:
     """Load a model that reads text, or several as an ensemble.
 
-    Without models, load the one that ships, with or without stress digits. Raise ValueError if it
-    does not read text, or lacks the stress digits that were asked for.
+    Raise ValueError if it does not read text, or lacks the stress digits that were asked for.
     """
-    models = models or (STRESS_PRONOUNCER if stress else PRONOUNCER,)
     name, loaded = models[0], load(*models)
     if loaded.signature.sources is None:
         raise ValueError(f"{name} does not read text; give a model that does")
@@ -264,7 +267,7 @@ def load_pronouncer(*models: str | Path, stress: bool = False) -> Model:
 
 
 @cache
-def _shipped_pronouncer(path: Path, stress: bool) -> Model:
+def _loaded_once(path: Path, stress: bool) -> Model:
     return load_pronouncer(path, stress=stress)
 
 
@@ -299,8 +302,7 @@ def phonemize(
     for a line that cannot be read, such as one with a number.
     """
     if model is None:
-        path = model_path(STRESS_PRONOUNCER if stress else PRONOUNCER)
-        model = _shipped_pronouncer(path, stress)
+        model = _loaded_once(model_path(shipped_pronouncer(stress)), stress)
     elif not isinstance(model, Model):
         model = load_pronouncer(model, stress=stress)
     elif stress and not has_stress(model.signature.targets.symbols):
