@@ -16,6 +16,7 @@ from transduce.lattice.distillation import next_label_log_probs
 from transduce.model.checkpoint import TrainedModel, save_model
 from transduce.model.joint_ngram import JointNGramModel, load_joint_ngram, save_joint_ngram
 from transduce.model.signature import Signature
+from transduce.training import teachers as module
 from transduce.training.checks import TrainingError
 from transduce.training.corpus import read_corpus
 from transduce.training.fit import fit
@@ -164,6 +165,15 @@ def test_a_damaged_joint_model_is_an_error_of_training(toy):
         with pytest.raises(TrainingError, match=rf"^train.teacher: .*joint.safetensors {said}"):
             load_teachers([transducer, joint], corpus.signature)
         joint.write_bytes(joint.read_bytes()[:-100])
+
+
+def test_the_key_of_cached_candidates_depends_on_how_many_each_teacher_ranks(toy, monkeypatch):
+    corpus, *paths = toy
+    teachers, keys = load_teachers(paths, corpus.signature), set()
+    for ranked in (RANKED, RANKED + 1):
+        monkeypatch.setattr(module, "RANKED", ranked)
+        keys.add(_key(teachers, corpus.training[:2]))
+    assert len(keys) == 2
 
 
 def test_the_key_of_cached_candidates_depends_on_the_joint_model(toy):
