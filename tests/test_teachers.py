@@ -125,6 +125,24 @@ def test_candidates_are_scored_by_the_mean_of_transducers_and_joint_models(toy):
                 assert score == pytest.approx((log_likelihood + log_joint) / 2, abs=1e-4)
 
 
+def test_the_first_transducer_finds_the_candidates_of_a_joint_model_and_others(toy, tmp_path):
+    corpus, first, joint = toy
+    torch.manual_seed(1)
+    sizes = len(corpus.signature.sources), len(corpus.signature.targets)
+    other = TrainedModel(build_network(CONFIG, *sizes).eval(), CONFIG, corpus.signature)
+    save_model(other, tmp_path / "other.safetensors")
+    paths = [first, tmp_path / "other.safetensors"]
+    teachers = load_teachers([*paths, joint], corpus.signature)
+    examples = corpus.training[:6]
+    together = find_candidates(teachers, examples, CPU)
+    alone = find_candidates(load_teachers([first, joint], corpus.signature), examples, CPU)
+    turned_round = find_candidates([*teachers[1::-1], teachers[2]], examples, CPU)
+    for found, of_first, of_other in zip(together, alone, turned_round, strict=True):
+        assert found.keys() == of_first.keys()
+        assert found != of_first  # the other one has scored them
+        assert found.keys() != of_other.keys()
+
+
 def test_a_student_learns_from_a_transducer_and_a_joint_model(toy, tmp_path):
     _, transducer, joint = toy
     recipe = toy_recipe(tmp_path, teacher=(transducer, joint), distillation=0.5, max_epochs=1)
@@ -167,7 +185,7 @@ def test_a_damaged_joint_model_is_an_error_of_training(toy):
         joint.write_bytes(joint.read_bytes()[:-100])
 
 
-def test_the_key_of_cached_candidates_depends_on_how_many_each_teacher_ranks(toy, monkeypatch):
+def test_the_key_of_cached_candidates_depends_on_how_many_are_ranked(toy, monkeypatch):
     corpus, *paths = toy
     teachers, keys = load_teachers(paths, corpus.signature), set()
     for ranked in (RANKED, RANKED + 1):

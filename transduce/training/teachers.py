@@ -6,8 +6,8 @@ once, on the input without augmentation, and serves in every epoch and for every
 A teacher that reads in the other direction does not know the prefixes. Where there is one, all
 teachers together score some candidates: the target, and the output of each teacher's greedy search.
 What follows a prefix is then what follows it in the candidates (docs/derivations.md, section 9).
-A joint n-gram model among the teachers scores the candidates too, and finds none of its own; the
-transducers then find more of them, with a beam.
+A joint n-gram model among the teachers scores the candidates too, and finds none of its own. The
+first transducer then finds more of them, with a beam, and the other ones only score them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # it needs Numba
 
 CACHED = "the candidates of teachers"
 CACHE_VERSION = 1  # of the numbers, not of the file
-RANKED = 4  # outputs that each transducer finds if a joint n-gram model scores them
+RANKED = 8  # outputs that the first transducer finds if a joint n-gram model scores them
 Candidates = dict[Labels, float]  # outputs with ln Pr(y|x)
 
 
@@ -160,8 +160,8 @@ def find_candidates(
 ) -> list[Candidates]:
     """Return the candidates of each example, with the teachers' mean log-probability.
 
-    The candidates are the example's labels, if any, and the outputs of the transducers' searches:
-    greedy ones, or the RANKED best ones of a beam if there is a joint n-gram model. Its
+    The candidates are the example's labels, if any, and the outputs of the transducers' greedy
+    searches, or the RANKED best ones of the first one's beam if there is a joint n-gram model. Its
     log-probability is ln Pr(x, y) and that of a transducer ln Pr(y|x), so that only differences
     have a meaning. `cache` is a folder that several runs may share, with a file for each set of
     examples.
@@ -269,8 +269,9 @@ def _candidates(teachers: Teachers, batch: Batch) -> list[Candidates]:
     for candidates, row, length in zip(found, rows, num_labels, strict=True):
         if length:
             candidates[tuple(row[:length])] = 0.0
-    finders = transducers(teachers)
-    number = 1 if len(finders) == len(teachers) else RANKED
+    finders, number = transducers(teachers), 1
+    if len(finders) < len(teachers):  # a joint n-gram model wants more to rank than greedy outputs
+        finders, number = finders[:1], RANKED
     for transducer in finders:
         for candidates, outputs in zip(found, transducer.outputs(batch, number), strict=True):
             candidates |= dict.fromkeys(outputs, 0.0)
