@@ -1,17 +1,18 @@
 """Write a model as it ships: in int8, in fewer steps than int8 has, and with a null bias.
 
-`python tools/pack_model.py RUN FILE [--steps 127] [--null-bias 0] [--average RUN]`, such as
+`python tools/pack_model.py RUN FILE [--steps 127] [--null-bias 0] [--average RUN...]`, such as
 `python tools/pack_model.py runs/deep-transducer english-phone-recogniser.safetensors --steps 63
 --null-bias -0.6`. The largest weight of a row has at most so many steps. Fewer steps make the file
 no smaller, but a wheel, which is compressed. The null bias is added to the bias of null in the
-output layer, so that every search has it. `--average` takes the mean of the weights of two runs, of
-which one began with the weights of the other.
+output layer, so that every search has it. `--average` takes the mean of the weights of several
+runs, of which each began with the weights of another one, or with a mean of theirs.
 """
 
 from __future__ import annotations
 
 import argparse
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -35,10 +36,11 @@ def pack(network: Transducer, steps: int, null_bias: float) -> None:
 
 
 @torch.no_grad()
-def average(network: Transducer, other: Transducer) -> None:
-    """Set the weights to the mean of those of two networks."""
-    for ours, theirs in zip(network.parameters(), other.parameters(), strict=True):
-        ours.copy_((ours + theirs) / 2)
+def average(network: Transducer, others: Sequence[Transducer]) -> None:
+    """Set the weights to the mean of those of all networks."""
+    each = [one.parameters() for one in (network, *others)]
+    for ours, *theirs in zip(*each, strict=True):
+        ours.copy_(torch.stack([ours, *theirs]).mean(0))
 
 
 def main() -> None:
@@ -47,16 +49,18 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--steps", type=int, default=127)
     parser.add_argument("--null-bias", type=float, default=0.0)
-    parser.add_argument("--average", type=Path, metavar="RUN")
+    parser.add_argument("--average", type=Path, nargs="+", default=[], metavar="RUN")
     arguments = parser.parse_args()
     model = load_model(arguments.run)
     if not isinstance(model.network, Transducer):
         parser.error(f"{arguments.run} is of the kind {model.config.network}; give a transducer")
-    if arguments.average is not None:
-        other = load_model(arguments.average)
+    others = []
+    for run in arguments.average:
+        other = load_model(run)
         if not isinstance(other.network, Transducer) or other.config != model.config:
-            parser.error(f"{arguments.average} has other settings of the network; give one alike")
-        average(model.network, other.network)
+            parser.error(f"{run} has other settings of the network; give one alike")
+        others.append(other.network)
+    average(model.network, others)
     pack(model.network, arguments.steps, arguments.null_bias)
     save_model(model, arguments.file, torch.int8)
     content = arguments.file.read_bytes()
