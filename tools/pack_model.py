@@ -4,8 +4,8 @@
 `python tools/pack_model.py runs/deep-transducer english-phone-recogniser.safetensors --steps 63
 --null-bias -0.6`. The largest weight of a row has at most so many steps. Fewer steps make the file
 no smaller, but a wheel, which is compressed. The null bias is added to the bias of null in the
-output layer, so that every search has it. `--average` takes the mean of the weights of several
-runs, of which each began with the weights of another one, or with a mean of theirs.
+output layer, so that every search has it. `--average` takes the mean of the weights of RUN and of
+further runs. They must be a chain, in which each run began with the weights of an earlier one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from transduce.alphabet import NULL
 from transduce.architectures import Transducer
 from transduce.model.checkpoint import load_model, save_model
+from transduce.model.tensors import CheckpointError
 
 
 @torch.no_grad()
@@ -36,10 +37,9 @@ def pack(network: Transducer, steps: int, null_bias: float) -> None:
 
 
 @torch.no_grad()
-def average(network: Transducer, others: Sequence[Transducer]) -> None:
-    """Set the weights to the mean of those of all networks."""
-    each = [one.parameters() for one in (network, *others)]
-    for ours, *theirs in zip(*each, strict=True):
+def average(networks: Sequence[Transducer]) -> None:
+    """Set the weights of the first network to the mean of those of all."""
+    for ours, *theirs in zip(*(one.parameters() for one in networks), strict=True):
         ours.copy_(torch.stack([ours, *theirs]).mean(0))
 
 
@@ -51,17 +51,21 @@ def main() -> None:
     parser.add_argument("--null-bias", type=float, default=0.0)
     parser.add_argument("--average", type=Path, nargs="+", default=[], metavar="RUN")
     arguments = parser.parse_args()
-    model = load_model(arguments.run)
-    if not isinstance(model.network, Transducer):
-        parser.error(f"{arguments.run} is of the kind {model.config.network}; give a transducer")
-    others = []
-    for run in arguments.average:
-        other = load_model(run)
-        if not isinstance(other.network, Transducer) or other.config != model.config:
+    networks = []
+    for run in (arguments.run, *arguments.average):
+        try:
+            loaded = load_model(run)
+        except CheckpointError as error:
+            parser.error(str(error))
+        if not isinstance(loaded.network, Transducer):
+            parser.error(f"{run} is of the kind {loaded.config.network}; give a transducer")
+        if not networks:
+            model = loaded
+        elif loaded.config != model.config:
             parser.error(f"{run} has other settings of the network; give one alike")
-        others.append(other.network)
-    average(model.network, others)
-    pack(model.network, arguments.steps, arguments.null_bias)
+        networks.append(loaded.network)
+    average(networks)
+    pack(networks[0], arguments.steps, arguments.null_bias)
     save_model(model, arguments.file, torch.int8)
     content = arguments.file.read_bytes()
     print(f"{len(content) / 1e6:.2f} MB, {len(zlib.compress(content)) / 1e6:.2f} MB in a wheel")
