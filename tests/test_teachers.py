@@ -21,7 +21,13 @@ from transduce.training.checks import TrainingError
 from transduce.training.corpus import read_corpus
 from transduce.training.fit import fit
 from transduce.training.joint_ngram import learn_joint_ngram
-from transduce.training.teachers import RANKED, _key, find_candidates, load_teachers
+from transduce.training.teachers import (
+    RANKED,
+    JointNGramTeacher,
+    _key,
+    find_candidates,
+    load_teachers,
+)
 
 FEATURES = FeatureSettings(kind="log_mel", num_channels=4, num_deltas=0)
 CONFIG = NetworkConfig(hidden_size=6, prediction_size=6, pooling=2)
@@ -141,6 +147,29 @@ def test_the_first_transducer_finds_the_candidates_of_a_joint_model_and_others(t
         assert found.keys() == of_first.keys()
         assert found != of_first  # the other one has scored them
         assert found.keys() != of_other.keys()
+
+
+def test_a_teacher_that_is_named_twice_counts_twice_and_is_asked_once(toy, monkeypatch):
+    corpus, transducer, joint = toy
+    teachers = load_teachers([transducer, joint, joint], corpus.signature)
+    asked, plain = [], JointNGramTeacher.log_likelihoods
+
+    def counted(teacher, *arguments):
+        asked.append(teacher)
+        return plain(teacher, *arguments)
+
+    monkeypatch.setattr(JointNGramTeacher, "log_likelihoods", counted)
+    examples = corpus.training[:6]
+    once = find_candidates(teachers[:2], examples, CPU)
+    batches = len(asked)
+    twice = find_candidates(teachers, examples, CPU)
+    assert len(asked) == 2 * batches
+    of_transducer = find_candidates([teachers[0], teachers[0], teachers[1]], examples, CPU)
+    for one, two, other in zip(once, twice, of_transducer, strict=True):
+        assert one.keys() == two.keys() == other.keys()
+        for labels, mean in one.items():  # of the two
+            assert two[labels] + other[labels] == pytest.approx(2 * mean, abs=1e-4)
+            assert two[labels] != pytest.approx(mean, abs=1e-4)
 
 
 def test_a_student_learns_from_a_transducer_and_a_joint_model(toy, tmp_path):

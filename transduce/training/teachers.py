@@ -133,12 +133,13 @@ Teachers = Sequence[Teacher | JointNGramTeacher]
 
 def load_teachers(paths: Sequence[Path], signature: Signature) -> Teachers:
     """Load the teachers of a network with a signature; raise TrainingError if one does not fit."""
-    teachers = [
-        _load_joint_teacher(path, signature)
+    loaded = {
+        path: _load_joint_teacher(path, signature)
         if is_joint_ngram(path)
         else _load_teacher(path, signature)
-        for path in paths
-    ]
+        for path in dict.fromkeys(paths)
+    }
+    teachers = [loaded[path] for path in paths]
     if teachers and not transducers(teachers):
         raise TrainingError(
             f"train.teacher, {paths[0]}: it ranks the outputs of transducers; "
@@ -284,8 +285,10 @@ def _candidates(teachers: Teachers, batch: Batch) -> list[Candidates]:
     scored = tuple(
         torch.as_tensor(part, device=device) for part in ([b for b, _ in flat], padded, lengths)
     )
-    each = [teacher.log_likelihoods(batch, *scored).double() for teacher in teachers]
-    for (b, labels), value in zip(flat, torch.stack(each).mean(0).tolist(), strict=True):
+    # A teacher that is named more than once counts as often, and is asked once.
+    values = {one: one.log_likelihoods(batch, *scored).double() for one in dict.fromkeys(teachers)}
+    mean = torch.stack([values[teacher] for teacher in teachers]).mean(0)
+    for (b, labels), value in zip(flat, mean.tolist(), strict=True):
         found[b][labels] = value
         if not math.isfinite(value):
             raise TrainingError(
