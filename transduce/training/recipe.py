@@ -85,7 +85,8 @@ class TrainConfig:
     init_prediction: Path | None = None  # a run with the initial prediction network
     init_transcription: Path | None = None  # a run with the initial transcription network
     # Distillation: transducers (runs, files or names of models that ship) whose expectations of the
-    # next label the network learns, and their share of the targets; the rest is the labels
+    # next label the network learns, and their share of the targets; the rest is the labels. {} in a
+    # path stands for the code of each language, such as kor, that has a model of its own
     teacher: tuple[Path, ...] = ()
     distillation: float = 0.7
     # Minimum-risk training, as a last phase: minimise the expected label errors over the target and

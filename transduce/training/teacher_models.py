@@ -1,22 +1,30 @@
-"""What a teacher is: a transducer, or a joint n-gram model."""
+"""What a teacher is: a transducer, a joint n-gram model, or a set of either for many languages."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from transduce.alphabet import NULL, Alphabet
 from transduce.architectures import Transducer
 from transduce.data.batches import Batch
 from transduce.decoding.hypothesis import Labels
 from transduce.decoding.options import SearchOptions
 from transduce.lattice.distillation import next_label_log_probs
 from transduce.model.signature import Signature
+from transduce.training.checks import TrainingError
 
 if TYPE_CHECKING:  # it needs Numba
     from transduce.graphones.model import JointNGram
+
+END_OF_PREFIX = ":"  # of an input's language, as in kor:
+# ln of the probability of labels that a model lacks: finite, so that other models can rank them.
+LEAST_LOG_LIKELIHOOD = -1000.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +69,7 @@ class Teacher:
 
         With 1 it is the greedy search.
         """
-        ours = self.labels.argsort().tolist()
+        ours = {label: k for k, label in enumerate(self.labels.tolist())}
         options = SearchOptions(number, number, length_normalised=False, with_timings=False)
         found = self.network.search(self._translated(batch), options)
         return [[tuple(ours[label] for label in one.labels) for one in best] for best in found]
@@ -98,3 +106,92 @@ class JointNGramTeacher:
         frames, labels = self.sources[batch.frames.cpu()], self.labels[labels.cpu()]
         found = self.ngram.log_joints(frames, batch.num_frames, rows, labels, num_labels)
         return found.to(batch.frames.device)
+
+
+SingleTeacher = Teacher | JointNGramTeacher
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageTeachers:
+    """A teacher of all languages: for each language a model of that language alone.
+
+    Each input begins with its language, as in `kor:`, and its model reads what follows. A model's
+    ids of the labels and source symbols that it lacks are null.
+    """
+
+    path: Path  # with {} in place of a language's code
+    sources: Alphabet  # ours
+    models: Mapping[Labels, SingleTeacher]  # by our ids of the prefix
+
+    def log_likelihoods(
+        self, batch: Batch, rows: Tensor, labels: Tensor, num_labels: Tensor
+    ) -> Tensor:
+        """Return what the model of each input returns, [R]: ln Pr(y|x), or ln Pr(x, y).
+
+        Labels that a model lacks have LEAST_LOG_LIKELIHOOD.
+        """
+        device = labels.device
+        found = torch.full_like(num_labels, LEAST_LOG_LIKELIHOOD, dtype=torch.float64)
+        for model, inputs, alone in self._by_language(batch):
+            places = torch.full((len(batch),), -1, device=device)  # of inputs among these
+            places[inputs] = torch.arange(len(inputs), device=device)
+            is_lacking = model.labels.to(device) == NULL
+            is_lacking[NULL] = False  # padding
+            asked = (places[rows] >= 0) & ~is_lacking[labels].any(1)
+            if len(known := asked.nonzero()[:, 0]):
+                lengths = num_labels[known]
+                candidates = labels[known, : int(lengths.max())]
+                found[known] = model.log_likelihoods(
+                    alone, places[rows[known]], candidates, lengths
+                ).double()
+        return found
+
+    def outputs(self, batch: Batch, number: int) -> list[list[Labels]]:
+        """Return the `number` best outputs that the model of each input finds, in our labels."""
+        found: list[list[Labels]] = [[]] * len(batch)
+        for model, inputs, alone in self._by_language(batch):
+            assert isinstance(model, Teacher)
+            for b, best in zip(inputs.tolist(), model.outputs(alone, number), strict=True):
+                found[b] = best
+        return found
+
+    def prefix(self, ids: list[int]) -> Labels:
+        """Return the language with which an input of ours begins, such as `kor:`, or nothing."""
+        (end,) = self.sources.encode(END_OF_PREFIX)
+        return tuple(ids[: ids.index(end) + 1]) if end in ids else ()
+
+    def _by_language(self, batch: Batch) -> Iterator[tuple[SingleTeacher, Tensor, Batch]]:
+        """Yield each model, the indices of its inputs [N], and these without the prefix."""
+        indices: dict[Labels, list[int]] = {}
+        lengths = batch.num_frames.tolist()
+        for b, (ids, length) in enumerate(zip(batch.frames.tolist(), lengths, strict=True)):
+            prefix = self.prefix(ids)
+            if prefix not in self.models or len(prefix) == length:
+                raise TrainingError(
+                    f"train.teacher, {self.path}: there is no model for the language with which "
+                    f"the input {batch.names[b]} begins; train one, or leave the input out"
+                )
+            indices.setdefault(prefix, []).append(b)
+        for prefix, chosen in indices.items():
+            inputs = torch.tensor(chosen, device=batch.frames.device)
+            alone = Batch(
+                tuple(batch.pairs[b] for b in chosen),
+                batch.frames[inputs, len(prefix) : max(lengths[b] for b in chosen)],
+                batch.num_frames[inputs] - len(prefix),
+                batch.labels[inputs],
+                batch.num_labels[inputs],
+            )
+            self._check_letters(self.models[prefix], alone)
+            yield self.models[prefix], inputs, alone
+
+    def _check_letters(self, model: SingleTeacher, batch: Batch) -> None:
+        """Raise TrainingError if an input has a letter that its model lacks."""
+        assert model.sources is not None
+        known = model.sources.to(batch.frames.device)[batch.frames] != NULL
+        for b, t in (~known & (batch.frames != NULL)).nonzero()[:1].tolist():
+            letter = self.sources.symbols[int(batch.frames[b, t]) - 1]
+            raise TrainingError(
+                f"train.teacher, {self.path}: the model for the language of the input "
+                f"{batch.names[b]} does not know its letter {letter!r}; train it on data that have "
+                "the letter, or leave the input out"
+            )

@@ -8,16 +8,21 @@ teachers together score some candidates: the target, and the output of each teac
 What follows a prefix is then what follows it in the candidates (docs/derivations.md, section 9).
 A joint n-gram model among the teachers scores the candidates too, and finds none of its own. The
 first transducer then finds more of them, with a beam, and the other ones only score them.
+
+For a network of all languages, a teacher may be a set of models, one for each language. It scores
+the candidates too and, if its models are transducers, finds some as a transducer does.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import islice
+from glob import escape, glob
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -34,27 +39,35 @@ from transduce.model.signature import Signature
 from transduce.model.tensors import CheckpointError, is_joint_ngram, read_tensors, write_tensors
 from transduce.training.checks import TrainingError
 from transduce.training.loading import load_by_length
-from transduce.training.teacher_models import JointNGramTeacher, Teacher
+from transduce.training.teacher_models import (
+    END_OF_PREFIX,
+    JointNGramTeacher,
+    LanguageTeachers,
+    SingleTeacher,
+    Teacher,
+)
 
 CACHED = "the candidates of teachers"
 CACHE_VERSION = 1  # of the numbers, not of the file
 RANKED = 8  # outputs that the first transducer finds if a joint n-gram model scores them
+LANGUAGE = "{}"  # in a teacher's path: the code of each language, such as kor
 Candidates = dict[Labels, float]  # outputs with ln Pr(y|x)
 
 
-Teachers = Sequence[Teacher | JointNGramTeacher]
+Teachers = Sequence[SingleTeacher | LanguageTeachers]
 
 
 def load_teachers(paths: Sequence[Path], signature: Signature) -> Teachers:
-    """Load the teachers of a network with a signature; raise TrainingError if one does not fit."""
+    """Load the teachers of a network with a signature; raise TrainingError if one does not fit.
+
+    A path with LANGUAGE in it is that of a set of models, one for each language.
+    """
     loaded = {
-        path: _load_joint_teacher(path, signature)
-        if is_joint_ngram(path)
-        else _load_teacher(path, signature)
+        path: (_load_languages if LANGUAGE in str(path) else _load)(path, signature)
         for path in dict.fromkeys(paths)
     }
     teachers = [loaded[path] for path in paths]
-    if teachers and not transducers(teachers):
+    if teachers and not _finders(teachers):
         raise TrainingError(
             f"train.teacher, {paths[0]}: it ranks the outputs of transducers; "
             "name the run of a transducer beside it"
@@ -63,8 +76,25 @@ def load_teachers(paths: Sequence[Path], signature: Signature) -> Teachers:
 
 
 def transducers(teachers: Teachers) -> list[Teacher]:
-    """Return the teachers that are transducers."""
+    """Return the teachers that are transducers, without those of a set."""
     return [teacher for teacher in teachers if isinstance(teacher, Teacher)]
+
+
+def _members(teachers: Teachers) -> list[SingleTeacher]:
+    """Return the teachers, and in the place of each set its models."""
+    members: list[SingleTeacher] = []
+    for teacher in teachers:
+        members += teacher.models.values() if isinstance(teacher, LanguageTeachers) else [teacher]
+    return members
+
+
+def _finders(teachers: Teachers) -> list[Teacher | LanguageTeachers]:
+    """Return the teachers that find outputs: transducers, and sets of them."""
+    return [
+        teacher
+        for teacher in teachers
+        if not isinstance(teacher, JointNGramTeacher) and transducers(_members([teacher]))
+    ]
 
 
 def find_candidates(
@@ -86,10 +116,11 @@ def find_candidates(
         with suppress(CheckpointError):  # an incomplete copy
             return _read_candidates(path)
     found: list[Candidates] = [{}] * len(examples)
-    with _on_device(transducers(teachers), device):
-        for ids, batch in load_by_length(examples, device):
-            for i, candidates in zip(ids, _candidates(teachers, batch), strict=True):
-                found[i] = candidates
+    with _on_device(transducers(_members(teachers)), device):
+        for group in _groups(teachers, examples):
+            for ids, batch in load_by_length([examples[i] for i in group], device):
+                for i, candidates in zip(ids, _candidates(teachers, batch), strict=True):
+                    found[group[i]] = candidates
     if path is not None:
         _write_candidates(path, found)
     return found
@@ -177,6 +208,20 @@ def _on_device(teachers: Sequence[Teacher], device: torch.device) -> Iterator[No
     networks.cpu()
 
 
+def _groups(teachers: Teachers, examples: Sequence[Example]) -> list[list[int]]:
+    """Return the indices of all examples: in one group, or in one for each language of a set.
+
+    The models of a set then have large batches.
+    """
+    for teacher in teachers:
+        if isinstance(teacher, LanguageTeachers):
+            groups = defaultdict(list)
+            for i, example in enumerate(examples):
+                groups[teacher.prefix(example.frames.tolist())].append(i)
+            return list(groups.values())
+    return [list(range(len(examples)))]
+
+
 def _candidates(teachers: Teachers, batch: Batch) -> list[Candidates]:
     """Return the candidates of each input of a batch."""
     found: list[Candidates] = [{} for _ in batch.pairs]
@@ -184,11 +229,11 @@ def _candidates(teachers: Teachers, batch: Batch) -> list[Candidates]:
     for candidates, row, length in zip(found, rows, num_labels, strict=True):
         if length:
             candidates[tuple(row[:length])] = 0.0
-    finders, number = transducers(teachers), 1
+    finders, number = _finders(teachers), 1
     if len(finders) < len(teachers):  # a joint n-gram model wants more to rank than greedy outputs
         finders, number = finders[:1], RANKED
-    for transducer in finders:
-        for candidates, outputs in zip(found, transducer.outputs(batch, number), strict=True):
+    for finder in finders:
+        for candidates, outputs in zip(found, finder.outputs(batch, number), strict=True):
             candidates |= dict.fromkeys(outputs, 0.0)
     flat = [(b, labels) for b, candidates in enumerate(found) for labels in candidates]
     lengths = [len(labels) for _, labels in flat]
@@ -225,8 +270,13 @@ def _key(teachers: Teachers, examples: Sequence[Example]) -> str:
     return key.hexdigest()
 
 
-def _arrays(teacher: Teacher | JointNGramTeacher) -> Iterator[np.ndarray]:
+def _arrays(teacher: SingleTeacher | LanguageTeachers) -> Iterator[np.ndarray]:
     """Yield all that a teacher's candidates depend on."""
+    if isinstance(teacher, LanguageTeachers):
+        for prefix, model in teacher.models.items():
+            yield np.array(prefix)
+            yield from _arrays(model)
+        return
     if isinstance(teacher, JointNGramTeacher):
         yield from (teacher.labels.numpy(), teacher.sources.numpy())
         yield from (teacher.ngram.keys, *teacher.ngram.automaton)
@@ -263,7 +313,33 @@ def _read_candidates(path: Path) -> list[Candidates]:
     ]
 
 
-def _load_teacher(path: Path, ours: Signature) -> Teacher:
+def _load_languages(path: Path, ours: Signature) -> LanguageTeachers:
+    """Load the models whose paths have the code of a language in place of LANGUAGE."""
+    where, letters = f"train.teacher, {path}", ours.sources or Alphabet(())
+    before, _, after = str(path).partition(LANGUAGE)
+    models = {}
+    for found in sorted(glob(f"{escape(before)}?*{escape(after)}")):
+        prefix = found.removeprefix(before).removesuffix(after) + END_OF_PREFIX
+        if set(prefix) <= set(letters.symbols):  # else no input begins with it
+            models[tuple(letters.encode(prefix))] = _load(Path(found), ours, may_lack=True)
+    if not models:
+        raise TrainingError(
+            f"{where}: {LANGUAGE} stands for a language with which inputs begin, such as kor:, and "
+            "there is no run for any; train one for each, and the network with data.language all"
+        )
+    if len({type(model) for model in models.values()}) > 1:
+        raise TrainingError(
+            f"{where}: some are transducers and some joint n-gram models; name them as two sets"
+        )
+    return LanguageTeachers(path, letters, models)
+
+
+def _load(path: Path, ours: Signature, may_lack: bool = False) -> SingleTeacher:
+    """Load a transducer or a joint n-gram model; say whether it `may_lack` symbols of ours."""
+    return (_load_joint_teacher if is_joint_ngram(path) else _load_teacher)(path, ours, may_lack)
+
+
+def _load_teacher(path: Path, ours: Signature, may_lack: bool) -> Teacher:
     """Load a teacher from a run's folder, a file, or the name of a model that ships."""
     where = f"train.teacher, {path}"
     if not path.exists() and path.name in model_names():
@@ -276,7 +352,7 @@ def _load_teacher(path: Path, ours: Signature) -> Teacher:
         raise TrainingError(f"{where}: it is of the kind {model.config.network}; give a transducer")
     theirs, sources = model.signature, None
     if theirs.sources is not None and ours.sources is not None:
-        sources = _ids(theirs.sources, ours.sources, "source symbol", where)
+        sources = _ids(theirs.sources, ours.sources, "source symbol", where, may_lack)
     elif theirs.sources is not ours.sources:
         kinds = ("sound", "text") if theirs.sources is None else ("text", "sound")
         raise TrainingError(
@@ -288,10 +364,10 @@ def _load_teacher(path: Path, ours: Signature) -> Teacher:
             f"{where}: it has other features; set data.features to those of its config.toml, or "
             "give a teacher that was trained on these"
         )
-    return Teacher(model.network, ours, theirs, _label_ids(theirs, ours, where), sources)
+    return Teacher(model.network, ours, theirs, _label_ids(theirs, ours, where, may_lack), sources)
 
 
-def _load_joint_teacher(path: Path, ours: Signature) -> JointNGramTeacher:
+def _load_joint_teacher(path: Path, ours: Signature, may_lack: bool) -> JointNGramTeacher:
     """Load a joint n-gram model from its file."""
     from transduce.model.joint_ngram import load_joint_ngram  # it needs Numba
 
@@ -304,11 +380,12 @@ def _load_joint_teacher(path: Path, ours: Signature) -> JointNGramTeacher:
         raise TrainingError(
             f"{where}: it reads text, and the network to be trained does not; leave it out"
         )
-    sources = _ids(model.signature.sources, ours.sources, "source symbol", where)
-    return JointNGramTeacher(model.ngram, _label_ids(model.signature, ours, where), sources)
+    sources = _ids(model.signature.sources, ours.sources, "source symbol", where, may_lack)
+    labels = _label_ids(model.signature, ours, where, may_lack)
+    return JointNGramTeacher(model.ngram, labels, sources)
 
 
-def _label_ids(theirs: Signature, ours: Signature, where: str) -> Tensor:
+def _label_ids(theirs: Signature, ours: Signature, where: str, may_lack: bool) -> Tensor:
     """Return the teacher's id of each of our labels; raise TrainingError if it has others."""
     for symbol in theirs.targets.symbols:
         if symbol not in ours.targets.symbols:
@@ -316,14 +393,18 @@ def _label_ids(theirs: Signature, ours: Signature, where: str) -> Tensor:
                 f"{where}: it has a label {symbol!r} that the training data do not have; give a "
                 "teacher with the same labels"
             )
-    return _ids(theirs.targets, ours.targets, "label", where)
+    return _ids(theirs.targets, ours.targets, "label", where, may_lack)
 
 
-def _ids(theirs: Alphabet, ours: Alphabet, what: str, where: str) -> Tensor:
-    """Return the teacher's id of each of our ids; null stays null."""
+def _ids(theirs: Alphabet, ours: Alphabet, what: str, where: str, may_lack: bool) -> Tensor:
+    """Return the teacher's id of each of our ids; null stays null.
+
+    A symbol that the teacher lacks is null, too, if it `may_lack` some.
+    """
     for symbol in ours.symbols:
-        if symbol not in theirs.symbols:
+        if symbol not in theirs.symbols and not may_lack:
             raise TrainingError(
                 f"{where}: it has no {what} {symbol!r}; give a teacher trained on data that have it"
             )
-    return torch.tensor([0, *theirs.encode(ours.symbols)])
+    known = dict(zip(theirs.symbols, count(1), strict=False))
+    return torch.tensor([NULL, *(known.get(symbol, NULL) for symbol in ours.symbols)])
