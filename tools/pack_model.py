@@ -5,7 +5,8 @@
 --null-bias -0.6`. The largest weight of a row has at most so many steps. Fewer steps make the file
 no smaller, but a wheel, which is compressed. The null bias is added to the bias of null in the
 output layer, so that every search has it. `--average` takes the mean of the weights of RUN and of
-further runs. They must be a chain, in which each run began with the weights of an earlier one.
+further runs. They must be a chain, in which each run began with the weights of an earlier one;
+their dropout may differ.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -61,7 +63,7 @@ def main() -> None:
             parser.error(f"{run} is of the kind {loaded.config.network}; give a transducer")
         if not networks:
             model = loaded
-        elif loaded.config != model.config:
+        elif replace(loaded.config, dropout=model.config.dropout) != model.config:
             parser.error(f"{run} has other settings of the network; give one alike")
         networks.append(loaded.network)
     average(networks)
