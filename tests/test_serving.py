@@ -386,6 +386,21 @@ def test_a_batch_has_jobs_of_one_model_and_one_kind_up_to_its_frames(models):
     assert batcher.num_frames == 0
 
 
+def test_a_batch_is_counted_before_it_is_answered(models):
+    batcher, told = Batcher(models, Limits(), Metrics()), []
+    jobs = jobs_of("a", "cab", num_frames=2)
+    for job in jobs:
+        job.results.add_done_callback(lambda _: told.append(batcher.metrics.text().decode()))
+    batcher._compute(jobs)
+    assert [str(job.results.result()[0]) for job in jobs] == [
+        str(models["letters"](word)) for word in ("a", "cab")
+    ]
+    assert len(told) == 2 and batcher.done_frames == 4
+    for text in told:
+        assert 'transduce_frames_total{model="letters"} 4.0' in text.splitlines()
+        assert 'transduce_batch_inputs_sum{model="letters"} 2.0' in text.splitlines()
+
+
 def test_a_refused_client_is_told_how_long_the_queue_will_take(models):
     batcher = Batcher(models, Limits(), Metrics())
     assert batcher.retry_seconds() == 1  # nothing has been computed yet

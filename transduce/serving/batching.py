@@ -152,8 +152,6 @@ class Batcher:
                 self._compute([job])
             return
         seconds, rest = time.monotonic() - begun, iter(results)
-        for job in batch:
-            job.results.set_result([next(rest) for _ in job.sources])
         num_frames = sum(job.num_frames for job in batch)
         self.done_frames += num_frames
         self.busy_seconds += seconds
@@ -161,6 +159,8 @@ class Batcher:
         self.metrics.frames.labels(name).inc(num_frames)
         self.metrics.batch_inputs.labels(name).observe(len(results))
         self.metrics.batch_seconds.labels(name).observe(seconds)
+        for job in batch:  # last, so that a client that is answered finds its request counted
+            job.results.set_result([next(rest) for _ in job.sources])
 
     def results_of(self, batch: Sequence[Job]) -> Results:
         """Return the results of all inputs of a batch, in order."""
