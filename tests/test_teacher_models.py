@@ -159,8 +159,9 @@ def test_labels_that_a_model_lacks_lose(folder):
         assert target[0].tolist() == [float(k == (*output, 0)[0]) for k in range(6)]
 
 
-def test_inputs_that_no_model_of_a_set_reads_are_refused(folder):
+def test_inputs_that_no_model_of_a_set_reads_are_refused_before_the_search(folder, monkeypatch):
     corpus = read(folder)
+    monkeypatch.setattr(module, "load_by_length", None)
     [teacher] = load_teachers([folder / "own-{}"], corpus.signature)
     sources, known = corpus.signature.sources, corpus.training[0]
     for source, said in (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transduce.alphabet import NULL, Alphabet
 from transduce.architectures import Transducer
-from transduce.data.batches import Batch
+from transduce.data.batches import Batch, Example
 from transduce.decoding.hypothesis import Labels
 from transduce.decoding.options import SearchOptions
 from transduce.lattice.distillation import next_label_log_probs
@@ -155,6 +155,30 @@ class LanguageTeachers:
                 found[b] = best
         return found
 
+    def check(self, examples: Sequence[Example]) -> None:
+        """Raise TrainingError if no model reads an input."""
+        known = {
+            prefix: {ours for ours, theirs in enumerate(model.sources.tolist()) if theirs != NULL}
+            for prefix, model in self.models.items()
+            if model.sources is not None
+        }
+        for example in examples:
+            ids = example.frames.tolist()
+            prefix = self.prefix(ids)
+            if prefix not in known or len(prefix) == len(ids):
+                raise TrainingError(
+                    f"train.teacher, {self.path}: there is no model for the language with which "
+                    f"the input {example.pair.name!r} begins; train one, or leave the input out"
+                )
+            for letter in ids[len(prefix) :]:
+                if letter not in known[prefix]:
+                    raise TrainingError(
+                        f"train.teacher, {self.path}: the model for the language of the input "
+                        f"{example.pair.name!r} does not know its letter "
+                        f"{self.sources.symbols[letter - 1]!r}; train it on data that have the "
+                        "letter, or leave the input out"
+                    )
+
     def prefix(self, ids: list[int]) -> Labels:
         """Return the language with which an input of ours begins, such as `kor:`, or nothing."""
         (end,) = self.sources.encode(END_OF_PREFIX)
@@ -164,14 +188,8 @@ class LanguageTeachers:
         """Yield each model, the indices of its inputs [N], and these without the prefix."""
         indices: dict[Labels, list[int]] = {}
         lengths = batch.num_frames.tolist()
-        for b, (ids, length) in enumerate(zip(batch.frames.tolist(), lengths, strict=True)):
-            prefix = self.prefix(ids)
-            if prefix not in self.models or len(prefix) == length:
-                raise TrainingError(
-                    f"train.teacher, {self.path}: there is no model for the language with which "
-                    f"the input {batch.names[b]} begins; train one, or leave the input out"
-                )
-            indices.setdefault(prefix, []).append(b)
+        for b, ids in enumerate(batch.frames.tolist()):
+            indices.setdefault(self.prefix(ids), []).append(b)
         for prefix, chosen in indices.items():
             inputs = torch.tensor(chosen, device=batch.frames.device)
             alone = Batch(
@@ -181,17 +199,4 @@ class LanguageTeachers:
                 batch.labels[inputs],
                 batch.num_labels[inputs],
             )
-            self._check_letters(self.models[prefix], alone)
             yield self.models[prefix], inputs, alone
-
-    def _check_letters(self, model: SingleTeacher, batch: Batch) -> None:
-        """Raise TrainingError if an input has a letter that its model lacks."""
-        assert model.sources is not None
-        known = model.sources.to(batch.frames.device)[batch.frames] != NULL
-        for b, t in (~known & (batch.frames != NULL)).nonzero()[:1].tolist():
-            letter = self.sources.symbols[int(batch.frames[b, t]) - 1]
-            raise TrainingError(
-                f"train.teacher, {self.path}: the model for the language of the input "
-                f"{batch.names[b]} does not know its letter {letter!r}; train it on data that have "
-                "the letter, or leave the input out"
-            )

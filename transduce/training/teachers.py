@@ -115,6 +115,9 @@ def find_candidates(
     if path is not None and path.is_file():
         with suppress(CheckpointError):  # an incomplete copy
             return _read_candidates(path)
+    for teacher in teachers:
+        if isinstance(teacher, LanguageTeachers):
+            teacher.check(examples)
     found: list[Candidates] = [{}] * len(examples)
     with _on_device(transducers(_members(teachers)), device):
         for group in _groups(teachers, examples):
