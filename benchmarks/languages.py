@@ -28,6 +28,7 @@ from transduce.evaluation import nearest_error_rate
 from transduce.model.joint_ngram import JointNGramModel, load_joint_ngram
 from transduce.model.model import Model, batches_of, load, search_examples
 from transduce.model.tensors import is_joint_ngram
+from transduce.training.teacher_models import LEAST_LOG_LIKELIHOOD
 
 
 def main() -> None:
@@ -118,11 +119,11 @@ def _log_likelihoods(
 ) -> torch.Tensor:
     """Return ln Pr(y|x) of each candidate, which is the number of an example and an output y.
 
-    A joint n-gram model has ln Pr(x, y). A candidate with a symbol that the model lacks has -1000,
-    so that it loses the vote.
+    A joint n-gram model has ln Pr(x, y). A candidate with a symbol that the model lacks has
+    LEAST_LOG_LIKELIHOOD, so that it loses the vote.
     """
     known = set(model.signature.targets.symbols)
-    found = torch.full((len(candidates),), -1000.0, dtype=torch.float64)
+    found = torch.full((len(candidates),), LEAST_LOG_LIKELIHOOD, dtype=torch.float64)
     rows = [row for row, (_, y) in enumerate(candidates) if y and known.issuperset(y)]
     labelled = [
         replace(examples[i], labels=torch.tensor(model.signature.targets.encode(y)))

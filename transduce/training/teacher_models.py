@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,8 +116,9 @@ SingleTeacher = Teacher | JointNGramTeacher
 class LanguageTeachers:
     """A teacher of all languages: for each language a model of that language alone.
 
-    Each input begins with its language, as in `kor:`, and its model reads what follows. A model's
-    ids of the labels and source symbols that it lacks are null.
+    Each input begins with its language, as in `kor:`, and its model reads what follows. All inputs
+    of a batch have the same language. A model's ids of the labels and source symbols that it lacks
+    are null.
     """
 
     path: Path  # with {} in place of a language's code
@@ -126,45 +128,42 @@ class LanguageTeachers:
     def log_likelihoods(
         self, batch: Batch, rows: Tensor, labels: Tensor, num_labels: Tensor
     ) -> Tensor:
-        """Return what the model of each input returns, [R]: ln Pr(y|x), or ln Pr(x, y).
+        """Return what the model of the batch's language returns, [R]: ln Pr(y|x), or ln Pr(x, y).
 
-        Labels that a model lacks have LEAST_LOG_LIKELIHOOD.
+        Labels that the model lacks have LEAST_LOG_LIKELIHOOD.
         """
-        device = labels.device
+        model, alone = self._of_language(batch)
         found = torch.full_like(num_labels, LEAST_LOG_LIKELIHOOD, dtype=torch.float64)
-        for model, inputs, alone in self._by_language(batch):
-            places = torch.full((len(batch),), -1, device=device)  # of inputs among these
-            places[inputs] = torch.arange(len(inputs), device=device)
-            is_lacking = model.labels.to(device) == NULL
-            is_lacking[NULL] = False  # padding
-            asked = (places[rows] >= 0) & ~is_lacking[labels].any(1)
-            if len(known := asked.nonzero()[:, 0]):
-                lengths = num_labels[known]
-                candidates = labels[known, : int(lengths.max())]
-                found[known] = model.log_likelihoods(
-                    alone, places[rows[known]], candidates, lengths
-                ).double()
+        is_lacking = model.labels.to(labels.device) == NULL
+        is_lacking[NULL] = False  # padding
+        known = (~is_lacking[labels].any(1)).nonzero()[:, 0]
+        if len(known):
+            lengths = num_labels[known]
+            candidates = labels[known, : int(lengths.max())]
+            asked = model.log_likelihoods(alone, rows[known], candidates, lengths)
+            found[known] = asked.double()
         return found
 
     def outputs(self, batch: Batch, number: int) -> list[list[Labels]]:
-        """Return the `number` best outputs that the model of each input finds, in our labels."""
-        found: list[list[Labels]] = [[]] * len(batch)
-        for model, inputs, alone in self._by_language(batch):
-            assert isinstance(model, Teacher)
-            for b, best in zip(inputs.tolist(), model.outputs(alone, number), strict=True):
-                found[b] = best
-        return found
+        """Return the `number` best outputs that the model of the batch's language finds."""
+        model, alone = self._of_language(batch)
+        assert isinstance(model, Teacher)
+        return model.outputs(alone, number)
 
-    def check(self, examples: Sequence[Example]) -> None:
-        """Raise TrainingError if no model reads an input."""
+    def group_by_language(self, examples: Sequence[Example]) -> list[list[int]]:
+        """Return the indices of the examples of each language.
+
+        Raise TrainingError if no model reads an input.
+        """
         known = {
             prefix: {ours for ours, theirs in enumerate(model.sources.tolist()) if theirs != NULL}
             for prefix, model in self.models.items()
             if model.sources is not None
         }
-        for example in examples:
+        groups = defaultdict(list)
+        for i, example in enumerate(examples):
             ids = example.frames.tolist()
-            prefix = self.prefix(ids)
+            prefix = self._prefix(ids)
             if prefix not in known or len(prefix) == len(ids):
                 raise TrainingError(
                     f"train.teacher, {self.path}: there is no model for the language with which "
@@ -178,25 +177,17 @@ class LanguageTeachers:
                         f"{self.sources.symbols[letter - 1]!r}; train it on data that have the "
                         "letter, or leave the input out"
                     )
+            groups[prefix].append(i)
+        return list(groups.values())
 
-    def prefix(self, ids: list[int]) -> Labels:
+    def _prefix(self, ids: list[int]) -> Labels:
         """Return the language with which an input of ours begins, such as `kor:`, or nothing."""
         (end,) = self.sources.encode(END_OF_PREFIX)
         return tuple(ids[: ids.index(end) + 1]) if end in ids else ()
 
-    def _by_language(self, batch: Batch) -> Iterator[tuple[SingleTeacher, Tensor, Batch]]:
-        """Yield each model, the indices of its inputs [N], and these without the prefix."""
-        indices: dict[Labels, list[int]] = {}
-        lengths = batch.num_frames.tolist()
-        for b, ids in enumerate(batch.frames.tolist()):
-            indices.setdefault(self.prefix(ids), []).append(b)
-        for prefix, chosen in indices.items():
-            inputs = torch.tensor(chosen, device=batch.frames.device)
-            alone = Batch(
-                tuple(batch.pairs[b] for b in chosen),
-                batch.frames[inputs, len(prefix) : max(lengths[b] for b in chosen)],
-                batch.num_frames[inputs] - len(prefix),
-                batch.labels[inputs],
-                batch.num_labels[inputs],
-            )
-            yield self.models[prefix], inputs, alone
+    def _of_language(self, batch: Batch) -> tuple[SingleTeacher, Batch]:
+        """Return the model of a batch's language, and the batch without the prefix."""
+        prefix = self._prefix(batch.frames[0].tolist())
+        size = len(prefix)
+        alone = replace(batch, frames=batch.frames[:, size:], num_frames=batch.num_frames - size)
+        return self.models[prefix], alone

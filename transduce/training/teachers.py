@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from glob import escape, glob
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -115,12 +114,10 @@ def find_candidates(
     if path is not None and path.is_file():
         with suppress(CheckpointError):  # an incomplete copy
             return _read_candidates(path)
-    for teacher in teachers:
-        if isinstance(teacher, LanguageTeachers):
-            teacher.check(examples)
+    groups = _groups(teachers, examples)
     found: list[Candidates] = [{}] * len(examples)
     with _on_device(transducers(_members(teachers)), device):
-        for group in _groups(teachers, examples):
+        for group in groups:
             for ids, batch in load_by_length([examples[i] for i in group], device):
                 for i, candidates in zip(ids, _candidates(teachers, batch), strict=True):
                     found[group[i]] = candidates
@@ -212,17 +209,12 @@ def _on_device(teachers: Sequence[Teacher], device: torch.device) -> Iterator[No
 
 
 def _groups(teachers: Teachers, examples: Sequence[Example]) -> list[list[int]]:
-    """Return the indices of all examples: in one group, or in one for each language of a set.
-
-    The models of a set then have large batches.
-    """
-    for teacher in teachers:
+    """Return the indices of all examples: in one group, or in one for each language of a set."""
+    groups = [list(range(len(examples)))]
+    for teacher in dict.fromkeys(teachers):
         if isinstance(teacher, LanguageTeachers):
-            groups = defaultdict(list)
-            for i, example in enumerate(examples):
-                groups[teacher.prefix(example.frames.tolist())].append(i)
-            return list(groups.values())
-    return [list(range(len(examples)))]
+            groups = teacher.group_by_language(examples)  # the same for each set
+    return groups
 
 
 def _candidates(teachers: Teachers, batch: Batch) -> list[Candidates]:
@@ -404,10 +396,14 @@ def _ids(theirs: Alphabet, ours: Alphabet, what: str, where: str, may_lack: bool
 
     A symbol that the teacher lacks is null, too, if it `may_lack` some.
     """
+    ids = [NULL]
     for symbol in ours.symbols:
-        if symbol not in theirs.symbols and not may_lack:
+        if symbol in theirs.symbols:
+            ids += theirs.encode([symbol])
+        elif may_lack:
+            ids.append(NULL)
+        else:
             raise TrainingError(
                 f"{where}: it has no {what} {symbol!r}; give a teacher trained on data that have it"
             )
-    known = dict(zip(theirs.symbols, count(1), strict=False))
-    return torch.tensor([NULL, *(known.get(symbol, NULL) for symbol in ours.symbols)])
+    return torch.tensor(ids)
